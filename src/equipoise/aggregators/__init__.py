@@ -1,0 +1,1 @@
+"""Robust server rules and filters, one file each."""

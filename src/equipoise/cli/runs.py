@@ -1,0 +1,196 @@
+"""Commands that make runs and look at them: run, resume, compare."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from equipoise.cli.terminal import Json, Quiet, Verbose, guarded, number, progress, put, put_json, put_table, say
+from equipoise.errors import EquipoiseError
+
+if TYPE_CHECKING:
+    from equipoise.config import Config
+    from equipoise.core import Method
+    from equipoise.results import Result
+    from equipoise.threat import Attack
+
+HEADLINE = ("accuracy_mean", "accuracy_std", "worst_10", "best_10", "angle")
+
+MethodOption = Annotated[
+    str | None,
+    typer.Option("--method", metavar="NAME|FILE.py", help="Another method than the config's; your own as a .py file."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="SECTION.KEY=VALUE", help="Override one key; VALUE is TOML, or a bare word. Repeatable."
+    ),
+]
+
+
+@guarded
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
+    overrides: SetOption = None,
+    method: MethodOption = None,
+    seed: Annotated[int | None, typer.Option(help="Short for --set run.seed=SEED.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help='Short for --set run.device=DEVICE ("auto", "cpu", "cuda").')
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder. Default: one below runs/.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the config, run nothing.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run one experiment.
+
+    \b
+    Examples:
+      equipoise run experiment.toml
+      equipoise run experiment.toml --set train.lr=0.1 --seed 3 --out runs/lr01
+      equipoise run experiment.toml --method ./mine.py
+      equipoise run experiment.toml --dry-run
+    """
+    from equipoise.config import dump, load
+    from equipoise.config.parts import write
+
+    short = {"run.seed": seed, "run.device": device}
+    changes = [*(overrides or []), *(f"{k}={write(v)}" for k, v in short.items() if v is not None)]
+    settled = load(config, changes, _method_name(method))
+
+    from equipoise import experiment
+    from equipoise.engine.run import Simulation
+
+    made = experiment.build(settled)
+    if not quiet:
+        _warn(made.method, made.scenario.attack)
+    if dry_run:
+        Simulation(made.scenario, made.method, made.run)
+        text = dump(settled)
+        put_json(tomllib.loads(text)) if as_json else put(text.rstrip())
+        return
+    folder = out or _new_folder(Path("runs"), _folder_name(settled))
+    try:
+        with progress(quiet, verbose) as report:
+            result = experiment.execute(made, folder, report)
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # only if the run never began, and left nothing in it
+    _finish(result, as_json, quiet, verbose)
+
+
+@guarded
+def resume(
+    path: Annotated[Path, typer.Argument(help="The folder of a run that was interrupted.", show_default=False)],
+    method: MethodOption = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Go on with an interrupted run; the result is the same as without the interruption.
+
+    A run of your own method needs its file again (--method ./mine.py): a config never makes code run.
+
+    \b
+    Example:
+      equipoise resume runs/fedprox-fashion-mnist-clean-s0
+    """
+    from equipoise import experiment
+
+    if method is not None and not method.endswith(".py"):
+        raise EquipoiseError(f"--method {method}: a run keeps its method", "give only the .py file that the run used")
+    _method_name(method)
+    with progress(quiet, verbose) as report:
+        result = experiment.resume(path, report)
+    _finish(result, as_json, quiet, verbose)
+
+
+@guarded
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.", show_default=False)],
+    everything: Annotated[bool, typer.Option("--all", help="Every number of the summaries.")] = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Put runs side by side, one row each.
+
+    \b
+    Examples:
+      equipoise compare runs/*
+      equipoise compare runs/* --all --json
+    """
+    from equipoise import results
+
+    loaded = [results.load_result(path) for path in runs]
+    for result in loaded:
+        if result.note:
+            say(f"{result.path}: {result.note}")
+    table = results.compare(loaded)
+    first = ("run", "method", "attack", "seed", *HEADLINE)
+    names = [n for n in table.columns if everything or as_json or n in first]
+    columns = {n: [_plain(v) for v in table[n].tolist()] for n in names}
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    put_json(rows) if as_json else put_table(names, [[number(v) for v in row.values()] for row in rows])
+
+
+def _plain(value: Any) -> Any:
+    return None if value != value else value
+
+
+def _method_name(method: str | None) -> str | None:
+    """The name behind --method; a file is imported first, because the user said so."""
+    if method is None or not method.endswith(".py"):
+        return method
+    from equipoise import registry
+
+    return registry.load_file(Path(method)).name
+
+
+def _warn(method: Method, attack: Attack | None) -> None:
+    if attack is not None and not method.server.robust:
+        rule = type(method.server).__name__
+        say(f"warning: {type(attack).__name__} meets {rule}, which does not claim to withstand malicious clients")
+
+
+def _folder_name(config: Config) -> str:
+    dataset = re.sub(r"[^A-Za-z0-9._-]+", "-", config.data.dataset.removeprefix("folder:").rpartition("/")[2])
+    attack = config.attack.name if config.attack else "clean"
+    return f"{config.method.name}-{dataset[:40]}-{attack}-s{config.run.seed}"
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    """An empty folder that nobody else has: name, name-2, name-3, ..."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for i in range(1, 10_000):
+            folder = parent / (name if i == 1 else f"{name}-{i}")
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            return folder
+    except OSError as error:
+        raise EquipoiseError(
+            f"cannot make a folder in {parent}: {error.strerror}", "choose another with --out"
+        ) from error
+    raise EquipoiseError(f"{parent} holds 9,999 runs of {name}", "choose another folder with --out")
+
+
+def _finish(result: Result, as_json: bool, quiet: bool, verbose: bool) -> None:
+    summary = result.summary()
+    if as_json:
+        put_json(summary)
+    else:
+        names = summary if verbose else [n for n in (*HEADLINE, "loss_mean", "loss_std") if n in summary]
+        rows = [(n, number(summary[n])) for n in names if isinstance(summary[n], int | float)]
+        put_table(("measure", "value"), rows)
+    if not quiet and result.path is not None:
+        say(f"saved in {result.path} (all measures: summary.json)")

@@ -1,0 +1,188 @@
+"""What every part promises, as checks that anyone can run on a part of their own.
+
+The test suite runs them over every server rule and every method there is; `equipoise check FILE` runs them on a file of
+yours. Each check raises AssertionError and says what was broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from equipoise.core import Cohort, Method, Outcome, ServerRule, State
+from equipoise.data.federation import Dataset, Federation, Split
+from equipoise.engine.run import Scenario, Simulation
+from equipoise.engine.settings import Run, Train
+from equipoise.layout import Layout
+from equipoise.models import build
+from equipoise.registry import Doc
+from equipoise.streams import Stream
+
+K, D = 9, 24
+
+
+def sample_cohort(seed: int = 0, k: int = K, d: int = D, dtype: torch.dtype = torch.float64) -> Cohort:
+    """A cohort of k random clients with everything that a rule may ask for."""
+    g = Stream(seed).child("contract").torch()
+    cut = [d // 3, d // 6, d - d // 3 - d // 6]
+    layout = Layout.of({n: torch.empty(s) for n, s in zip(("a.weight", "a.bias", "b.weight"), cut, strict=True)})
+    updates = torch.randn((k, d), generator=g, dtype=dtype)
+
+    def probe(models: Tensor) -> Tensor:
+        return (models[:, None, :] - updates[None]).square().sum(-1)
+
+    return Cohort(
+        ids=torch.randperm(50, generator=g)[:k].sort().values,
+        start=torch.randn(d, generator=g, dtype=dtype),
+        updates=updates,
+        sizes=torch.randint(1, 50, (k,), generator=g),
+        losses=0.1 + 3 * torch.rand(k, generator=g, dtype=dtype),
+        signals={"gap": torch.rand(k, generator=g, dtype=dtype)},
+        layout=layout,
+        lr=0.1,
+        n_clients=50,
+        rng=Stream(seed).child("server"),
+        probe=probe,
+        root=torch.randn(d, generator=g, dtype=dtype),
+    )
+
+
+def server_rule_checks() -> Iterator[Callable[..., None]]:
+    yield from (is_frozen, keeps_shapes, changes_no_input, repeats_itself, ignores_the_order_of_clients)
+
+
+def is_frozen(rule: ServerRule, seed: int = 0) -> None:
+    assert is_dataclass(rule), f"{type(rule).__name__} is not a dataclass"
+    assert type(rule).__dataclass_params__.frozen, f"{type(rule).__name__} is not frozen"
+
+
+def _rounds(rule: ServerRule, seed: int, rounds: int = 3) -> list[tuple[Cohort, State, Outcome]]:
+    """A few rounds in a row, the state handed on."""
+    state, out = rule.init(sample_cohort(seed).start), []
+    for r in range(rounds):
+        cohort = replace(sample_cohort(seed + 1000 * r), round=r)
+        outcome = rule(cohort, state)
+        out.append((cohort, state, outcome))
+        state = outcome.state
+    return out
+
+
+def keeps_shapes(rule: ServerRule, seed: int = 0) -> None:
+    for cohort, _, outcome in _rounds(rule, seed):
+        assert outcome.direction.shape == cohort.start.shape, "direction: not the shape of the model"
+        assert outcome.direction.dtype == cohort.updates.dtype, "direction: not the dtype of the updates"
+        assert bool(torch.isfinite(outcome.direction).all()), "direction: not finite"
+        assert all(bool(torch.isfinite(t).all()) for t in outcome.state.values()), "state: not finite"
+        assert outcome.downloads is None or outcome.downloads.shape == cohort.updates.shape, "downloads: a row each"
+        assert set(outcome.exclude) <= set(range(cohort.n_clients)), "exclude: unknown clients"
+        for name, value in outcome.info.items():
+            assert isinstance(value, int | float | str | bool | list | dict | Tensor), f"info {name}: {type(value)}"
+
+
+def _tensors(part: object) -> dict[str, Tensor]:
+    assert is_dataclass(part)
+    found = {f.name: getattr(part, f.name) for f in fields(part)}
+    return {n: t for n, t in found.items() if isinstance(t, Tensor)}
+
+
+def changes_no_input(rule: ServerRule, seed: int = 0) -> None:
+    cohort, state = sample_cohort(seed), rule.init(sample_cohort(seed).start)
+    before = {n: t.clone() for n, t in {**_tensors(cohort), **state}.items()}
+    rule.plan(cohort.ids, state)
+    rule(cohort, state)
+    for name, t in {**_tensors(cohort), **state}.items():
+        assert torch.equal(t, before[name]), f"{name} was changed in place"
+
+
+def _same(a: Outcome, b: Outcome) -> bool:
+    downloads = a.downloads is None if b.downloads is None else torch.equal(_not_none(a.downloads), b.downloads)
+    states = a.state.keys() == b.state.keys() and all(torch.equal(t, b.state[n]) for n, t in a.state.items())
+    return (
+        torch.equal(a.direction, b.direction) and downloads and states and a.exclude == b.exclude and a.stop == b.stop
+    )
+
+
+def _not_none(t: Tensor | None) -> Tensor:
+    return torch.empty(0) if t is None else t
+
+
+def repeats_itself(rule: ServerRule, seed: int = 0) -> None:
+    for (_, _, a), (_, _, b) in zip(_rounds(rule, seed), _rounds(rule, seed), strict=True):
+        assert _same(a, b), "the same cohort and state gave another outcome"
+
+
+def ignores_the_order_of_clients(rule: ServerRule, seed: int = 0) -> None:
+    order = torch.randperm(K, generator=Stream(seed).child("order").torch())
+    for cohort, state, outcome in _rounds(rule, seed):
+        assert cohort.losses is not None
+        shuffled = replace(
+            cohort,
+            ids=cohort.ids[order],
+            updates=cohort.updates[order],
+            sizes=cohort.sizes[order],
+            losses=cohort.losses[order],
+            signals={n: s[order] for n, s in cohort.signals.items()},
+        )
+        assert _same(outcome, rule(shuffled, state)), "clients in another order gave another outcome"
+
+
+# ------------------------------------------------------------------------------------------------ whole methods
+
+
+def sample_federation(sizes: tuple[int, ...] = (12, 25, 1, 9, 17, 30, 8, 14)) -> Federation:
+    """A small classification problem with clients of unequal size, one of them with a single sample."""
+    g, n = Stream(7).torch(), sum(sizes) + 8 * len(sizes)
+    y = torch.randint(3, (n,), generator=g)
+    x = torch.randn((3, 5), generator=g)[y] + 0.5 * torch.randn((n, 5), generator=g)
+    parts: dict[str, list[Tensor]] = {"train": [], "validation": [], "test": []}
+    at = 0
+    for s in sizes:
+        for name, size in (("train", s), ("validation", 4), ("test", 4)):
+            parts[name].append(torch.arange(at, at + size))
+            at += size
+    return Federation(Dataset("contract", x, y, 3), {name: Split.of(p) for name, p in parts.items()})
+
+
+def sample_run(method: Method, executor: str, rounds: int = 3, sizes: tuple[int, ...] | None = None) -> Simulation:
+    federation = sample_federation(sizes) if sizes else sample_federation()
+    model = build("mlp", (5,), 3, Stream(1), hidden=(6,))
+    run = Run(executor=executor, dtype="float64", eval_every=0)  # type: ignore[arg-type]
+    simulation = Simulation(Scenario(federation, model, Train(rounds=rounds, batch=5, lr=0.05)), method, run)
+    for _ in range(rounds):
+        simulation.step()
+    return simulation
+
+
+def problems(method: Method, doc: Doc) -> list[str]:
+    """Everything that is wrong with a method and its docstring, in words."""
+    sections = ("summary", "reference", "equation", "departures")
+    found = [f"the docstring has no {name}" for name in sections if not getattr(doc, name)]
+    checks: list[Callable[[], None]] = [partial(check, method.server) for check in server_rule_checks()]
+    checks += [partial(vectorised_equals_loop, method), partial(survives_odd_clients, method)]
+    for run in checks:
+        try:
+            run()
+        except AssertionError as error:
+            found.append(str(error))
+    return found
+
+
+def vectorised_equals_loop(method: Method, tolerance: float = 1e-8) -> None:
+    rows, loop = (sample_run(method, executor).dump() for executor in ("vmap", "loop"))
+    assert rows.keys() == loop.keys()
+    for name, t in rows.items():
+        away = float((t.double() - loop[name].double()).norm())
+        scale = max(1e-12, float(loop[name].double().norm()))
+        assert away <= tolerance * scale, f"{name}: rows and loop differ by {away / scale:.1e}"
+
+
+def survives_odd_clients(method: Method) -> None:
+    """Clients with no sample, one sample, one class: finite everywhere."""
+    simulation = sample_run(method, "vmap", sizes=(0, 1, 1, 10, 12, 11, 9, 13))
+    assert all(bool(torch.isfinite(t).all()) for t in simulation.dump().values() if t.is_floating_point()), "not finite"
+    for evaluation in simulation.evaluate("test").values():
+        assert bool(torch.isfinite(torch.as_tensor(evaluation.loss)).all()), "a client's loss is not finite"

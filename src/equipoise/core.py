@@ -1,0 +1,291 @@
+"""The vocabulary: everything a method, a defence or an attack is made of. Nothing in here trains anything.
+
+A **method** is a client rule and a server rule. Parts are frozen dataclasses that hold hyper-parameters only; state is
+explicit, dicts of tensors passed in and out. Conventions, fixed once:
+
+- Rows are clients. N clients, K in the round's cohort, d parameters, B batch, C classes.
+- An *update* is `start - end`; the server does `w <- w - direction`.
+- Losses are the client's mean training loss at the model it received, over its full training split.
+- Every client starts from `init(w0)`, w0 the run's initial model, also when it is first drawn in round 37.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.at import At as At
+from equipoise.at import Forward as Forward
+from equipoise.at import Schedule as Schedule
+from equipoise.at import Stop as Stop
+from equipoise.errors import EquipoiseError as EquipoiseError
+from equipoise.layout import Layout as Layout
+from equipoise.streams import Stream as Stream
+
+State = dict[str, Tensor]
+
+
+# --------------------------------------------------------------------------------------------- the client's side
+
+
+class Objective(ABC):
+    """Turns the losses of a batch's samples into the one loss that a client descends."""
+
+    @abstractmethod
+    def __call__(self, losses: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+        """[K, B] losses, [K, B, ...] labels, [K, B] mask (True: a real sample) -> [K]. An all-False row gives 0."""
+
+
+@dataclass(frozen=True)
+class Mean(Objective):
+    """The plain mean over the batch's real samples."""
+
+    def __call__(self, losses: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+        real = mask.to(losses.dtype)
+        return (losses * real).sum(-1) / real.sum(-1).clamp(min=1.0)
+
+
+class ClientRule(ABC):
+    """What a client does in a round. One local step is enough; every other hook has a default.
+
+    `state` in a hook holds the keys that `init` returned, which last for the run, and those that `begin` added, which
+    live for one round. A rule never loops over clients, batches or epochs: the engine does, for all rows at once.
+    """
+
+    objective: Objective = Mean()
+    batches: int = 1
+    """How many independent batches one step sees (Per-FedAvg: 3)."""
+    personalised: bool = False
+    """Whether clients use a model of their own: then `personal` says which."""
+
+    def init(self, w: Tensor) -> State:
+        """The lasting state of new clients, given the run's initial model as rows [K, d]."""
+        return {}
+
+    def prepare(self, state: State, at: At) -> State:
+        """Once per client, before its first round (EAGLE's local optima)."""
+        return state
+
+    def schedule(self, given: Schedule, round: int, stream: Stream) -> Schedule:
+        """How much to train this round; `stream` is shared by all clients (FedSGD's one step, L2SGD's coin)."""
+        return given
+
+    def begin(self, received: Tensor, state: State, at: At) -> tuple[Tensor, State]:
+        """The model to start the round from, and what lives for this round only."""
+        return received, {}
+
+    @abstractmethod
+    def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
+        """One local step of the model `w` [K, d]; the state may change with it."""
+
+    def end(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
+        """After the last local step: the model whose update is sent, and the state that is kept."""
+        return w, state
+
+    def report(self, state: State, at: At) -> dict[str, Tensor]:
+        """Scalars [K] that go back with the update; `at.received` is the model they are measured on."""
+        return {}
+
+    def receive(self, end: Tensor, state: State, download: Tensor) -> State:
+        """What to do with a delta that the server sent to this client alone, after the round."""
+        return state
+
+    def personal(self, w: Tensor, state: State) -> Tensor:
+        """The models that clients use, given the global one as rows."""
+        return w
+
+
+@dataclass(frozen=True)
+class SGD(ClientRule):
+    """w <- w - lr * grad: the client of FedAvg."""
+
+    objective: Objective = Mean()
+
+    def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
+        return at.descend(w, at.grad(w)), state
+
+
+# --------------------------------------------------------------------------------------------- the server's side
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """What the server sees of one round: a row per admitted client, sorted by client id when it is made."""
+
+    ids: Tensor
+    start: Tensor
+    updates: Tensor
+    sizes: Tensor
+    losses: Tensor | None = None
+    signals: Mapping[str, Tensor] = field(default_factory=dict)
+    layout: Layout = field(default_factory=Layout)
+    round: int = 0
+    lr: float = 1.0
+    n_clients: int = 0
+    rng: Stream = field(default_factory=lambda: Stream(0))
+    root: Tensor | None = None
+    """The server's own update, where it has data of its own (FLTrust)."""
+    probe: Callable[[Tensor], Tensor] | None = None
+    """models [T, d] -> the cohort's losses [T, K] in one exchange (line searches); only for rules that need "probe"."""
+
+    def __post_init__(self) -> None:
+        order = torch.argsort(self.ids, stable=True)
+        if bool((order[1:] > order[:-1]).all()):
+            return
+        sort = {"ids": self.ids[order], "updates": self.updates[order], "sizes": self.sizes[order]}
+        losses = None if self.losses is None else self.losses[order]
+        signals = {k: v[order] for k, v in self.signals.items()}
+        for name, value in {**sort, "losses": losses, "signals": signals}.items():
+            object.__setattr__(self, name, value)
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    def with_updates(self, updates: Tensor) -> Cohort:
+        return replace(self, updates=updates)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the server makes of a round."""
+
+    direction: Tensor
+    state: State = field(default_factory=dict)
+    downloads: Tensor | None = None
+    """A delta [K, d] for each client of the cohort, for its eyes only; see `ClientRule.receive`."""
+    exclude: tuple[int, ...] = ()
+    """Clients that are drawn no more."""
+    stop: str | None = None
+    """Ends the run after this round, for this reason."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """What happened, for the log and the report: numbers, strings, or tensors with a row per client of the cohort."""
+
+
+class ServerRule(ABC):
+    """What the server does with a cohort. Pure: same cohort and state, same outcome; inputs are never changed."""
+
+    robust: bool = False
+    """Whether it tolerates a share of malicious updates."""
+    per_client: bool = False
+    """Whether it answers or remembers clients one by one, so that rows must be clients."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it reads beyond updates and sizes: "losses", "probe". Nobody pays for what no rule uses."""
+        return frozenset()
+
+    def init(self, w: Tensor) -> State:
+        return {}
+
+    def check(self, n: int) -> None:
+        """Raise EquipoiseError if cohorts of n clients cannot work; called before the first round."""
+
+    def plan(self, ids: Tensor, state: State) -> dict[str, Tensor]:
+        """Scalars [K] to send to the clients just drawn, with the model (EAGLE's weights)."""
+        return {}
+
+    @abstractmethod
+    def __call__(self, cohort: Cohort, state: State) -> Outcome: ...
+
+
+class Aggregator(ServerRule):
+    """A server rule without memory: write `combine` only."""
+
+    @abstractmethod
+    def combine(self, cohort: Cohort) -> Tensor:
+        """The direction [d]."""
+
+    def __call__(self, cohort: Cohort, state: State) -> Outcome:
+        return Outcome(self.combine(cohort), state)
+
+
+def normalised(weights: Tensor) -> Tensor:
+    """Weights that sum to 1; all zero stays all zero."""
+    total = weights.sum()
+    return weights / torch.where(total == 0, torch.ones_like(total), total)
+
+
+@dataclass(frozen=True)
+class WeightedMean(Aggregator):
+    """sum_k n_k u_k / sum_k n_k, the server of FedAvg; `weights = "uniform"` is the plain mean."""
+
+    weights: str = "size"
+
+    def __post_init__(self) -> None:
+        if self.weights not in ("size", "uniform"):
+            raise EquipoiseError(f"WeightedMean: weights is {self.weights!r}", 'use "size" or "uniform"')
+
+    def combine(self, cohort: Cohort) -> Tensor:
+        sizes = cohort.sizes if self.weights == "size" else torch.ones_like(cohort.sizes)
+        return normalised(sizes.to(cohort.updates.dtype)) @ cohort.updates
+
+
+class Filter(ABC):
+    """Changes a cohort before a server rule sees it (clipping, mixing, bucketing)."""
+
+    keeps_rows: bool = True
+    """Whether row k is still client k's afterwards."""
+
+    @abstractmethod
+    def __call__(self, cohort: Cohort) -> tuple[Cohort, Mapping[str, Any]]:
+        """The new cohort, and what was done to it, for the log."""
+
+
+@dataclass(frozen=True)
+class Chain(ServerRule):
+    """Filters, then a rule; made by `chain(filters..., rule)`."""
+
+    filters: tuple[Filter, ...]
+    rule: ServerRule
+
+    def __post_init__(self) -> None:
+        mixing = [type(f).__name__ for f in self.filters if not f.keeps_rows]
+        if mixing and self.rule.per_client:
+            raise EquipoiseError(
+                f"chain: {mixing[0]} mixes clients into new rows, but {type(self.rule).__name__} answers each client",
+                "put a filter that keeps one row per client in front of it",
+            )
+        self.__dict__.update(robust=self.rule.robust, per_client=self.rule.per_client)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.rule.needs
+
+    def init(self, w: Tensor) -> State:
+        return self.rule.init(w)
+
+    def check(self, n: int) -> None:
+        self.rule.check(n)
+
+    def plan(self, ids: Tensor, state: State) -> dict[str, Tensor]:
+        return self.rule.plan(ids, state)
+
+    def __call__(self, cohort: Cohort, state: State) -> Outcome:
+        info: dict[str, Any] = {}
+        for part in self.filters:
+            cohort, done = part(cohort)
+            info.update({f"{type(part).__name__}.{k}": v for k, v in done.items()})
+        outcome = self.rule(cohort, state)
+        return replace(outcome, info={**info, **outcome.info})
+
+
+def chain(*parts: Filter | ServerRule) -> ServerRule:
+    """`chain(NNM(f=2), Krum(f=2))`: filters in order, the rule last."""
+    *filters, rule = parts
+    if not isinstance(rule, ServerRule) or not all(isinstance(f, Filter) for f in filters):
+        raise EquipoiseError(f"chain: got {[type(p).__name__ for p in parts]}", "filters first, one server rule last")
+    return Chain(tuple(f for f in filters if isinstance(f, Filter)), rule) if filters else rule
+
+
+@dataclass(frozen=True)
+class Method:
+    """A client rule and a server rule; `Method()` is FedAvg."""
+
+    name: str = "fedavg"
+    client: ClientRule = field(default_factory=SGD)
+    server: ServerRule = field(default_factory=WeightedMean)

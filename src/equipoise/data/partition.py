@@ -1,0 +1,417 @@
+"""Who holds what: ways of dealing one dataset out to clients, and of splitting what each of them got.
+
+A partitioner deals the positions 0..n-1 of a pool; most say only how large a share of each class every client gets, and
+the rest is common to all. For every kind: no sample goes to two clients; every sample of the pool goes to one (where
+`samples` asks for a subset: every sample of that); the same stream gives the same parts. Shares are rounded class by
+class to whole numbers that add up exactly. Whoever is then left with fewer than `min_size` samples is topped up from
+the largest clients that hold its classes: drawing again until it fits may never end, and changes the distribution.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.data.dealing import apportion, deal, deal_alike, gather, ranks, shuffled, top_up
+from equipoise.data.federation import Dataset, Federation, Split
+from equipoise.errors import EquipoiseError, nearest
+from equipoise.streams import Stream
+
+TEST_SETS = ("local", "common", "official")
+
+
+def _require(ok: bool, what: str, value: object, hint: str) -> None:
+    if not ok:
+        raise EquipoiseError(f"{what} is {value!r}", hint)
+
+
+def _consecutive(first: Tensor, held: Tensor, classes: int) -> Tensor:
+    """[N, C] of 1 and 0: client u holds `held[u]` classes from `first[u]` on, round the classes."""
+    return ((torch.arange(classes) - first[:, None]) % classes < held[:, None]).to(torch.float64)
+
+
+class Partitioner(ABC):
+    """Deals a pool of samples out to clients; holds hyper-parameters only."""
+
+    kind: ClassVar[str]
+
+    def key(self, data: Dataset) -> Tensor:
+        """The column that `parts` deals by."""
+        return data.y
+
+    @abstractmethod
+    def parts(self, labels: Tensor, n_clients: int, stream: Stream) -> list[Tensor]:
+        """The positions that each client gets, ascending."""
+
+
+class ByShares(Partitioner):
+    """Says how the classes are shared out; one that needs no classes sees all samples as a single one."""
+
+    needs_classes: ClassVar[bool] = True
+    min_size: int
+    """The fewest samples that a client may hold; 0 allows clients without any."""
+
+    @abstractmethod
+    def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
+        """[N, C] weights: how a class, with totals[c] samples, is shared out. 0: the client never holds the class."""
+
+    def counts(self, totals: Tensor, shares: Tensor, stream: Stream) -> Tensor:
+        """[N, C]: the shares in whole samples."""
+        return apportion(shares, totals, stream)
+
+    def parts(self, labels: Tensor, n_clients: int, stream: Stream) -> list[Tensor]:
+        _require(n_clients >= 1, f"{self.kind}: the number of clients", n_clients, "1 or more")
+        if self.needs_classes and (labels.is_floating_point() or labels.ndim != 1 or not len(labels)):
+            found = f"{labels.dtype} labels of shape {list(labels.shape)}"
+            raise EquipoiseError(f"{self.kind}: it deals classes, but was given {found}", 'use "iid" or "powerlaw"')
+        column = labels if self.needs_classes else torch.zeros(len(labels), dtype=torch.int64)
+        names, groups = torch.unique(column, return_inverse=True)
+        totals = torch.bincount(groups, minlength=1)
+        shares = self.shares(totals, n_clients, stream.child("shares"))
+        if (lost := (shares == 0).all(0)).any():
+            found = f"{n_clients} clients leave {int(lost.sum())} of {len(totals)} classes to nobody"
+            raise EquipoiseError(
+                f"{self.kind}: {found} (the first is {int(names[lost][0])})", "more clients or classes"
+            )
+        counts = self.counts(totals, shares, stream.child("round"))
+        counts = top_up(counts, shares > 0, self.min_size, self.kind, stream.child("top up"))
+        return deal(groups, counts, stream.child("deal"))
+
+
+@dataclass(frozen=True)
+class IID(ByShares):
+    """Everyone gets a random draw from the pool; sizes differ by one at most."""
+
+    kind = "iid"
+    needs_classes = False
+    min_size: int = 1
+
+    def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
+        return torch.ones(n_clients, len(totals), dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Dirichlet(ByShares):
+    """Each class is shared out in proportions drawn from Dirichlet(alpha, ..., alpha) over the clients.
+
+    Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for federated visual classification",
+    2019, in the form that later papers use: proportions of clients within a class. alpha near 0: one client holds
+    almost all of a class; alpha large: everyone holds the same mix.
+    """
+
+    kind = "dirichlet"
+    alpha: float = 0.5
+    min_size: int = 1
+
+    def __post_init__(self) -> None:
+        _require(0 < self.alpha < float("inf"), "dirichlet: alpha", self.alpha, "above 0, and finite")
+
+    def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
+        drawn = stream.numpy().dirichlet(np.full(n_clients, float(self.alpha)), size=len(totals))
+        return torch.from_numpy(drawn.T.copy()).clamp(min=1e-300)  # above 0: a top-up may use any class
+
+
+@dataclass(frozen=True)
+class Pathological(ByShares):
+    """Each client holds a few classes only.
+
+    deal = "shards": sort by class, cut into n_clients * classes shards of equal size, deal them at random (McMahan et
+    al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017). A shard may
+    straddle two classes, and a client's shards may be of one class. deal = "order": client u holds classes u*k .. u*k +
+    k-1 (mod C), where k is `classes`, or C if that is fewer, and every class is shared equally among its holders.
+    """
+
+    kind = "pathological"
+    classes: int = 2
+    deal: Literal["shards", "order"] = "shards"
+    min_size: int = 1
+
+    def __post_init__(self) -> None:
+        _require(self.classes >= 1, "pathological: classes", self.classes, "1 or more")
+        _require(self.deal in ("shards", "order"), "pathological: deal", self.deal, '"shards" or "order"')
+
+    def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
+        if self.deal == "order":
+            k = min(self.classes, len(totals))
+            return _consecutive(torch.arange(n_clients) * k, torch.full((n_clients,), k), len(totals))
+        n, shards = int(totals.sum()), n_clients * self.classes
+        holder = stream.bits(torch.arange(shards)).argsort() // self.classes
+        owner = holder[torch.arange(n) * shards // n]
+        group = torch.repeat_interleave(torch.arange(len(totals)), totals)
+        held = torch.bincount(owner * len(totals) + group, minlength=n_clients * len(totals))
+        return held.view(n_clients, len(totals)).to(torch.float64)
+
+    def counts(self, totals: Tensor, shares: Tensor, stream: Stream) -> Tensor:
+        return shares.to(torch.int64) if self.deal == "shards" else apportion(shares, totals, stream)
+
+
+@dataclass(frozen=True)
+class PowerLaw(ByShares):
+    """Sizes grow from the first client to the last; every client has the same mix of classes.
+
+    The 'powerlaw' split of Xu and Lyu, "Towards building a robust and fair federated learning system" (RFFL), 2020. The
+    paper gives no formula; its authors' programs space the sizes evenly between two quantiles of the power-law density
+    a x^(a-1) on [0, 1], a = `exponent`:
+
+        size_i ∝ lo + (hi - lo) i / (N-1),   lo = 0.01^(1/a), hi = 0.99^(1/a)
+
+    so sizes are linear in i; a smaller exponent makes them more unequal. `samples` deals only that many samples per
+    client on average, drawn at random, with sizes rounded up as there: 10 clients of 600 get 71, 189, ..., 1130, which
+    is 6,005 in all (N * samples in all, if the pool has no more).
+    """
+
+    kind = "powerlaw"
+    needs_classes = False
+    exponent: float = 1.65911332899
+    samples: int | None = None
+    min_size: int = 1
+
+    def __post_init__(self) -> None:
+        _require(self.exponent > 0, "powerlaw: exponent", self.exponent, "above 0")
+        _require(self.samples is None or self.samples >= 1, "powerlaw: samples", self.samples, "1 or more, or none")
+
+    def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
+        low, high = 0.01 ** (1 / self.exponent), 0.99 ** (1 / self.exponent)
+        return torch.linspace(low, high, n_clients, dtype=torch.float64)[:, None].clamp(min=1e-300)
+
+    def counts(self, totals: Tensor, shares: Tensor, stream: Stream) -> Tensor:
+        if self.samples is None:
+            return apportion(shares, totals, stream)
+        n, wanted = int(totals.sum()), self.samples * len(shares)
+        if wanted > n:
+            found = f"powerlaw: samples is {self.samples} for {len(shares)} clients, but the pool has {n}"
+            raise EquipoiseError(found, f"at most {n // len(shares)} per client")
+        up = (shares / shares.sum() * wanted).ceil().to(torch.int64)
+        return up if int(up.sum()) <= n else apportion(shares, torch.tensor([wanted]), stream)
+
+
+@dataclass(frozen=True)
+class ClassImbalance(ByShares):
+    """Equal sizes, but the first client holds one class and the last one all of them.
+
+    The 'classimbalance' split of RFFL (see PowerLaw): client i of N holds floor(linspace(1, C, N)_i) classes, as in the
+    paper's example (5 clients: 1, 3, 5, 7 and 10 classes). With `samples`, every client gets exactly that many, in
+    equal parts of its first classes 0, 1, ... (as in the authors' program), from a random subset that just suffices.
+    Without, the whole pool is dealt, and then sizes are only roughly equal: each client's classes follow on from those
+    of the client before, round the classes, and clients share a class in proportion to 1 / (classes that they hold).
+    """
+
+    kind = "class-imbalance"
+    samples: int | None = None
+    min_size: int = 1
+
+    def __post_init__(self) -> None:
+        ok = self.samples is None or self.samples >= 1
+        _require(ok, "class-imbalance: samples", self.samples, "1 or more, or none")
+
+    def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
+        steps = torch.arange(n_clients) * (len(totals) - 1) // max(1, n_clients - 1)
+        held = 1 + steps if n_clients > 1 else torch.tensor([len(totals)])  # a lone client is the last one
+        first = held.cumsum(0) - held if self.samples is None else torch.zeros_like(held)
+        return _consecutive(first, held, len(totals)) / held[:, None]
+
+    def counts(self, totals: Tensor, shares: Tensor, stream: Stream) -> Tensor:
+        if self.samples is None:
+            return apportion(shares, totals, stream)
+        held = (shares > 0).sum(1, keepdim=True)
+        extra = (torch.arange(len(totals)) >= held - self.samples % held).to(torch.int64)
+        counts = (self.samples // held + extra) * (shares > 0)
+        if (short := counts.sum(0) > totals).any():
+            c = int(short.nonzero()[0])
+            found = f"it needs {int(counts[:, c].sum())} of class number {c}, which has {int(totals[c])}"
+            hint = "fewer samples per client, or fewer clients"
+            raise EquipoiseError(f"class-imbalance: samples is {self.samples} for {len(shares)} clients: {found}", hint)
+        return counts
+
+
+@dataclass(frozen=True)
+class LogNormal(ByShares):
+    """Very unequal sizes, and a few neighbouring classes for each client in unequal proportions.
+
+    The Fashion-MNIST setting of Li et al., "Ditto: fair and robust federated learning through personalization", ICML
+    2021: sizes ∝ lognormal(3, 1) + 10; client u holds classes u .. u + `classes`-1 (mod C) in lognormal(1, 1)
+    proportions. These weights are scaled in turn to the sizes and to the class totals until both fit, so that every
+    sample is dealt; where that is impossible the class totals win and sizes come as near as they can.
+    """
+
+    kind = "lognormal"
+    classes: int = 5
+    min_size: int = 1
+
+    def __post_init__(self) -> None:
+        _require(self.classes >= 1, "lognormal: classes", self.classes, "1 or more")
+
+    def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
+        clients, k = torch.arange(n_clients), min(self.classes, len(totals))
+        sizes = (3.0 + stream.child("sizes").normal(clients)).exp() + 10.0
+        sizes = sizes / sizes.sum() * totals.sum()
+        held = _consecutive(clients, torch.full((n_clients,), k), len(totals))
+        mix = (1.0 + stream.child("mix").normal(clients[:, None], torch.arange(len(totals)))).exp()
+        weights = held * mix
+        for _ in range(50):
+            weights = weights * (sizes / weights.sum(1))[:, None]
+            weights = weights * totals / weights.sum(0).clamp(min=1e-300)
+        return torch.where(held > 0, weights.clamp(min=1e-300), held)  # scaling may underflow; holding stays holding
+
+
+@dataclass(frozen=True)
+class Attribute(Partitioner):
+    """One client for each value of a column, such as the writer of a digit, in ascending order of the values.
+
+    Values with fewer than `min_samples` samples are left out; if more than `max_clients` remain, that many are drawn at
+    random. The parts are complete over the samples of the values kept.
+    """
+
+    kind = "attribute"
+    column: str = "writer"
+    min_samples: int = 1
+    max_clients: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.min_samples >= 1, "attribute: min_samples", self.min_samples, "1 or more")
+        ok = self.max_clients is None or self.max_clients >= 1
+        _require(ok, "attribute: max_clients", self.max_clients, "1 or more, or none")
+
+    def key(self, data: Dataset) -> Tensor:
+        if self.column not in data.attributes:
+            found = f"attribute: {data.name} has no column {self.column!r}"
+            raise EquipoiseError(found, nearest(self.column, data.attributes))
+        return data.attributes[self.column]
+
+    def parts(self, labels: Tensor, n_clients: int, stream: Stream) -> list[Tensor]:
+        """`labels` are the column's values here; the number of clients follows from them (give that, or 0)."""
+        groups, totals = torch.unique(labels, return_inverse=True, return_counts=True)[1:]
+        enough = (totals >= self.min_samples).nonzero()[:, 0]
+        drawn = stream.bits(enough).argsort()[: self.max_clients]
+        if not len(drawn):
+            found = f"attribute: no value of {self.column!r} has min_samples = {self.min_samples} samples"
+            raise EquipoiseError(found, f"the most that one has is {int(totals.max()) if len(totals) else 0}")
+        hint = f"{self.column!r} makes {len(drawn)} clients: leave it out, or set max_clients"
+        _require(n_clients in (0, len(drawn)), "attribute: the number of clients", n_clients, hint)
+        client = torch.full_like(totals, -1)
+        client[enough[drawn].sort().values] = torch.arange(len(drawn))
+        chosen = (client[groups] >= 0).nonzero()[:, 0]
+        return gather(chosen, client[groups[chosen]], len(drawn))
+
+
+PARTITIONS: dict[str, type[Partitioner]] = {
+    p.kind: p for p in (IID, Dirichlet, Pathological, PowerLaw, ClassImbalance, LogNormal, Attribute)
+}
+
+
+# --------------------------------------------------------------------------------------------- a federation
+
+
+def split_clients(
+    data: Dataset, parts: Sequence[Tensor], *, test: float, validation: float, stream: Stream, how: str
+) -> Federation:
+    """Split each client's samples at random into train, validation and test.
+
+    Of a client's n samples, test * n and validation * n are held out, rounded to the nearest number (halves up). A
+    client that has any samples keeps at least one to train on, and gives up validation before test samples.
+    """
+    for name, value in (("test", test), ("validation", validation), ("test + validation", test + validation)):
+        _require(0 <= value < 1, f"split: {name}", value, "a share from 0 up to (not including) 1")
+    dealt = Split.of(parts)
+    client = torch.repeat_interleave(torch.arange(len(parts)), dealt.size)
+    rank = ranks(client, shuffled(client, stream, client, dealt.index), dealt.size)
+    most = (dealt.size - 1).clamp(min=0)
+    tested = torch.minimum((test * dealt.size.double() + 0.5).long(), most)
+    validated = torch.minimum((validation * dealt.size.double() + 0.5).long(), most - tested)
+    is_test = rank < tested[client]
+    is_train = rank >= (tested + validated)[client]
+
+    def part(mask: Tensor) -> Split:
+        size = torch.bincount(client[mask], minlength=len(parts))
+        return Split(dealt.index[mask], size.cumsum(0) - size, size)
+
+    return Federation(
+        data, {"train": part(is_train), "validation": part(~is_train & ~is_test), "test": part(is_test)}, how
+    )
+
+
+def partition(
+    data: Dataset,
+    kind: str | Partitioner = "iid",
+    *,
+    clients: int | None = None,
+    test: float = 0.2,
+    validation: float = 0.0,
+    test_set: str = "local",
+    seed: int = 0,
+    **params: Any,
+) -> Federation:
+    """Deal a dataset out to clients, by a kind of PARTITIONS and its parameters, or by a partitioner.
+
+    What clients are tested on:
+    - "local": all samples are pooled and dealt, then each client's own are split; `test` of them are its test set.
+    - "official": the dataset's training part is dealt, and its test part so that each client's test classes follow its
+      training classes (with "attribute": its own value's); test samples of classes that nobody trains on are left out.
+    - "common": the training part is dealt, or a random share 1 - test where the dataset has no parts; everyone is
+      tested on all of the rest.
+    `validation` is the share of a client's dealt samples that is kept from training. "attribute" needs no `clients`.
+    """
+    partitioner = _partitioner(kind, params)
+    if test_set not in TEST_SETS:
+        raise EquipoiseError(f"partition: test_set is {test_set!r}", nearest(test_set, TEST_SETS))
+    if clients is None and not isinstance(partitioner, Attribute):
+        raise EquipoiseError(f"partition: {partitioner.kind} was given no number of clients", "give clients = ...")
+    stream, key = Stream(seed).child("data"), partitioner.key(data)
+    pool, held = _pool(data, test_set, test, stream.child("pool"))
+    parts = [pool[p] for p in partitioner.parts(key[pool], clients or 0, stream.child("deal"))]
+    share = f" {test:g}" if test_set == "local" or "part" not in data.attributes else ""
+    how = f"{_describe(partitioner)}, {len(parts)} clients, test {test_set}{share}"
+    how += f", validation {validation:g}, seed {seed}"
+    own = test if test_set == "local" else 0.0
+    made = split_clients(data, parts, test=own, validation=validation, stream=stream.child("split"), how=how)
+    if test_set == "local":
+        return made
+    if test_set == "common":
+        tested = Split.common(held, len(parts))
+    else:
+        alike = torch.zeros(len(data)) if key.is_floating_point() else key
+        tested = Split.of(deal_alike(alike, parts, held, stream.child("test")))
+    return replace(made, splits={**made.splits, "test": tested})
+
+
+def _pool(data: Dataset, test_set: str, test: float, stream: Stream) -> tuple[Tensor, Tensor]:
+    """The samples to deal, and those that are held for testing."""
+    everything = torch.arange(len(data))
+    if test_set == "local":
+        return everything, everything[:0]
+    if "part" in data.attributes:
+        part = data.attributes["part"]
+        return everything[part == 0], everything[part == 1]
+    if test_set == "official":
+        raise EquipoiseError(f'partition: test_set is "official", but {data.name} has no test part', 'use "local"')
+    _require(0 <= test < 1, "partition: test", test, "a share from 0 up to (not including) 1")
+    order, cut = stream.bits(everything).argsort(), int(test * len(data) + 0.5)
+    return order[cut:].sort().values, order[:cut].sort().values
+
+
+def _partitioner(kind: str | Partitioner, params: Mapping[str, Any]) -> Partitioner:
+    if isinstance(kind, Partitioner):
+        if params:
+            raise EquipoiseError(f"partition: {kind!r} was given, and {sorted(params)} too", "put them into the object")
+        return kind
+    if kind not in PARTITIONS:
+        raise EquipoiseError(f"partition: kind is {kind!r}", nearest(kind, PARTITIONS))
+    known = [f.name for f in fields(PARTITIONS[kind])]  # type: ignore[arg-type]
+    for name in params:
+        if name not in known:
+            raise EquipoiseError(f"partition: {kind} has no parameter {name!r}", nearest(name, known))
+    try:
+        return PARTITIONS[kind](**params)
+    except TypeError as error:
+        raise EquipoiseError(f"partition: {kind} was given {dict(params)}: {error}", "numbers as numbers") from error
+
+
+def _describe(partitioner: Partitioner) -> str:
+    values = {f.name: getattr(partitioner, f.name) for f in fields(partitioner)}  # type: ignore[arg-type]
+    return f"{partitioner.kind}({', '.join(f'{k}={v!r}' for k, v in values.items() if v is not None)})"

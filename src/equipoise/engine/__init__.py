@@ -1,0 +1,1 @@
+"""The engine: plan, exchange, absorb; and the simulator behind the exchange."""

@@ -1,0 +1,99 @@
+"""The door: what a client sent is checked before any server rule sees it.
+
+Two stages. `decode` looks at a raw message, names, shapes and types, and makes a row of it. `admit` looks at the rows
+together: finite numbers, sane claims, and, if asked for, norms and sizes out of proportion to the cohort. A client that
+fails is quarantined for the round with a reason, and the round goes on as if it had been absent. Nothing in here raises
+for anything a client can send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.engine.exchange import Replies
+from equipoise.engine.settings import Admission
+from equipoise.layout import Layout
+
+REASONS = {
+    "names": "its tensors are not the model's",
+    "shape": "a tensor has another shape than the model's",
+    "dtype": "a tensor does not hold floating point numbers",
+    "not-finite": "the update holds NaN or infinity",
+    "loss": "the reported loss is NaN or infinite",
+    "size": "the reported size is NaN, infinite or negative",
+    "signal": "a reported signal is missing, misshapen, NaN or infinite",
+    "norm": "the update is too large for this cohort",
+}
+
+
+def decode(message: object, layout: Layout) -> tuple[np.ndarray | None, str]:
+    """One client's {name: array} as a row [d], or None and the reason why not. Looks before it copies."""
+    if not isinstance(message, Mapping) or set(message) != {s.name for s in layout.slots}:
+        return None, "names"
+    row = np.empty(layout.size, dtype=np.float64)
+    for s in layout.slots:
+        a = message[s.name]
+        if not isinstance(a, np.ndarray) or a.dtype.kind != "f":
+            return None, "dtype"
+        if a.shape != s.shape:
+            return None, "shape"
+        row[s.start : s.stop] = a.reshape(-1)
+    return row, ""
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The replies that passed, and why the others did not."""
+
+    replies: Replies
+    quarantined: dict[int, str]
+    capped: tuple[int, ...] = ()
+    """Clients whose reported size was lowered to the cap."""
+
+
+def admit(replies: Replies, settings: Admission) -> Admitted:
+    """Check the rows of a round; the order of the checks is the order of REASONS."""
+    k, reasons = len(replies.ids), np.full(len(replies.ids), "", dtype=object)
+
+    def fail(bad: Tensor, reason: str) -> None:
+        reasons[(reasons == "") & bad.cpu().numpy()] = reason
+
+    fail(~torch.isfinite(replies.updates).all(1), "not-finite")
+    if replies.losses is not None:
+        fail(~torch.isfinite(replies.losses), "loss")
+    sizes = replies.sizes.to(torch.float64)
+    fail(~torch.isfinite(sizes) | (sizes < 0), "size")
+    for signal in replies.signals.values():
+        if signal.shape[:1] != (k,):
+            fail(torch.ones(k, dtype=torch.bool), "signal")
+        else:
+            fail(~torch.isfinite(signal).reshape(k, -1).all(1), "signal")
+    if settings.norm_cap is not None and (reasons == "").any():
+        norms = torch.linalg.vector_norm(replies.updates, dim=1, dtype=torch.float64).cpu()
+        middle = norms[torch.from_numpy(reasons == "")].median()
+        fail(norms > settings.norm_cap * middle, "norm")
+    good = torch.from_numpy(reasons == "").to(replies.ids.device)
+    quarantined = {int(i): str(r) for i, r in zip(replies.ids.tolist(), reasons, strict=True) if r}
+    kept = _cap_sizes(_rows(replies, good), settings.size_cap)
+    capped = tuple(kept.ids[kept.sizes < replies.sizes[good]].tolist())
+    return Admitted(replace(kept, refused={}), {**replies.refused, **quarantined}, capped)
+
+
+def _rows(replies: Replies, good: Tensor) -> Replies:
+    if bool(good.all()):
+        return replies
+    losses = None if replies.losses is None else replies.losses[good]
+    signals = {n: s[good] for n, s in replies.signals.items() if s.shape[:1] == good.shape}
+    return Replies(replies.ids[good], replies.updates[good], replies.sizes[good], losses, signals, replies.refused)
+
+
+def _cap_sizes(replies: Replies, cap: float | None) -> Replies:
+    if cap is None or len(replies.ids) == 0:
+        return replies
+    limit = cap * replies.sizes.to(torch.float64).median()
+    return replace(replies, sizes=torch.minimum(replies.sizes.to(torch.float64), limit).to(replies.sizes.dtype))

@@ -1,0 +1,78 @@
+"""Which samples every client sees in every local step, worked out for the whole cohort before training starts.
+
+A client walks through its data epoch after epoch, each in a new random order, `batch` samples at a time; the last batch
+of an epoch may be smaller. The order depends on (seed, round, client) alone: not on the method, the attack, the
+other clients in the cohort or the number of workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.at import Schedule
+from equipoise.data.federation import Split
+from equipoise.streams import Stream
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The steps of one round: sample numbers and masks [S, b, K, B]; each client's steps and its largest batch."""
+
+    index: Tensor
+    mask: Tensor
+    steps: tuple[int, ...]
+    widths: tuple[int, ...]
+
+    @property
+    def longest(self) -> int:
+        return self.index.shape[0]
+
+    def cut(self, c: slice) -> Batches:
+        """These clients alone, without the steps and columns that only others need."""
+        s, w = max(self.steps[c], default=0), max(self.widths[c], default=0)
+        return Batches(self.index[:s, :, c, :w], self.mask[:s, :, c, :w], self.steps[c], self.widths[c])
+
+    def to(self, device: torch.device) -> Batches:
+        return Batches(self.index.to(device), self.mask.to(device), self.steps, self.widths)
+
+
+def plan_batches(split: Split, ids: Tensor, schedule: Schedule, stream: Stream, per_step: int = 1) -> Batches:
+    """The batches of clients `ids` for one round; `per_step` independent batches in each step."""
+    size = split.size[ids]
+    longest = int(size.max()) if len(ids) else 0
+    width = max(1, min(schedule.batch or longest, longest))
+    per_epoch = (size + width - 1) // width
+    steps = per_epoch * schedule.epochs if schedule.steps is None else schedule.steps * (size > 0)
+    s = torch.arange(int(steps.max()) if len(ids) else 0)[:, None]
+    lap = per_epoch.clamp(min=1)  # clients without data take no step; they must not divide by zero either
+    epoch, place, epochs = s // lap, s % lap, (steps + lap - 1) // lap
+    column = place[..., None] * width + torch.arange(width)
+    mask = (column < size[None, :, None]) & (s < steps)[..., None]
+    layers = []
+    for j in range(per_step):
+        order, first = _orders(split, ids, epochs, stream.child(j))
+        entry = first + epoch * size + place * width
+        at = (entry[..., None] + torch.arange(width)).masked_fill(~mask, 0)
+        layers.append(order[at] if len(order) else torch.zeros_like(at))
+    index = torch.stack(layers, 1) if layers else column.new_zeros((0, 0, 0, 0))
+    widths = size.clamp(max=width)
+    return Batches(index, mask[:, None].expand_as(index), tuple(steps.tolist()), tuple(widths.tolist()))
+
+
+def _orders(split: Split, ids: Tensor, epochs: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
+    """Every client's sample numbers, shuffled anew for each epoch and laid end to end, and where each client begins."""
+    size = split.size[ids]
+    runs = torch.repeat_interleave(torch.arange(len(ids)), epochs)  # one entry per (client, epoch)
+    first_run = epochs.cumsum(0) - epochs
+    epoch = torch.arange(len(runs)) - first_run[runs]
+    run = torch.repeat_interleave(torch.arange(len(runs)), size[runs])  # one entry per (client, epoch, sample)
+    total = size * epochs
+    first = total.cumsum(0) - total
+    place = torch.arange(len(run)) - (first[runs] + epoch * size[runs])[run]
+    key = stream.bits(ids[runs][run], epoch[run], place)
+    shuffled = torch.argsort(key, stable=True)
+    shuffled = shuffled[torch.argsort(run[shuffled], stable=True)]
+    return split.index[split.start[ids][runs][run] + place[shuffled]], first

@@ -1,0 +1,184 @@
+"""One round on the clients' side: the cohort as rows at once, or one client after the other.
+
+`client_round` is the whole of it, for any number of rows; a deployed client runs the same function with one. The two
+executors differ only in how they cut the cohort: `vmap` hands it over in big blocks, `loop` one row at a time (over
+several threads, if asked). With `loop` a client's numbers depend on nothing but that client, so they are the same bits
+whoever else is there and however many workers there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from equipoise.at import Schedule, Stop
+from equipoise.core import SGD, ClientRule, State
+from equipoise.engine.batches import Batches, plan_batches
+from equipoise.engine.view import View, World, risk
+from equipoise.streams import Stream
+
+_BLOCK = 1 << 26  # numbers in one block of rows: bounds memory, changes no result beyond rounding
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the clients of a cohort are asked to do in one round; every tensor has a row per client."""
+
+    ids: Tensor
+    received: Tensor
+    batches: Batches
+    message: Mapping[str, Tensor]
+    lr: float
+    round: int
+    stream: Stream
+    losses: bool
+
+    def cut(self, c: slice) -> Work:
+        message = {n: t[c] for n, t in self.message.items()}
+        return replace(self, ids=self.ids[c], received=self.received[c], batches=self.batches.cut(c), message=message)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of it: the update that is sent, the model at the end, the state that is kept."""
+
+    updates: Tensor
+    end: Tensor
+    state: State
+    losses: Tensor | None
+    signals: State = field(default_factory=dict)
+
+
+def client_round(rule: ClientRule, world: World, work: Work, state: State, alone: Callable[..., Tensor]) -> Done:
+    """Report, begin, every local step, end: for all rows of `work`, which are clients."""
+    batches = work.batches.to(work.received.device)
+    view = View(
+        world, work.ids, rule.objective, batches, work.received, work.message, work.lr, work.round, work.stream, alone
+    )
+    losses = view.risk(work.received) if work.losses else None
+    signals = rule.report(state, view)
+    start, extra = rule.begin(work.received, state, view)
+    w, now = start, {**state, **extra}
+    for s in range(work.batches.longest):
+        view.step(s)
+        new_w, new = rule.step(w, now, view)
+        resting = [k for k, n in enumerate(work.batches.steps) if n <= s]
+        w, now = (new_w, new) if not resting else _hold(resting, (w, now), (new_w, new))
+    end, now = rule.end(w, now, view)
+    kept = {name: now[name] for name in state}
+    return Done(start - end, end, _finite_or(kept, state), losses, signals)
+
+
+def _hold(rows: list[int], old: tuple[Tensor, State], new: tuple[Tensor, State]) -> tuple[Tensor, State]:
+    """The new model and state, except that `rows`, whose clients have no step left, stay as they were."""
+    at = torch.tensor(rows, device=old[0].device)
+    held = {n: t if t is old[1].get(n) else t.index_copy(0, at, old[1][n][at]) for n, t in new[1].items()}
+    return new[0].index_copy(0, at, old[0][at]), held
+
+
+def _finite_or(new: State, old: State) -> State:
+    """A client whose state is no longer finite keeps its last good one: divergence must not outlive the round."""
+    if not new:
+        return new
+    good = torch.stack([torch.isfinite(t).reshape(len(t), -1).all(1) for t in new.values()]).all(0)
+    return {n: torch.where(good.view(-1, *[1] * (t.dim() - 1)), t, old[n]) for n, t in new.items()}
+
+
+class Executor:
+    """Runs client rounds in the chosen way: in big blocks of rows, or row by row over `workers` threads."""
+
+    def __init__(self, world: World, workers: int = 1) -> None:
+        self.world, self.workers = world, workers
+
+    def _cuts(self, k: int, d: int) -> list[slice]:
+        size = max(1, _BLOCK // max(d, 1)) if self.world.vectorised else 1
+        return [slice(a, min(a + size, k)) for a in range(0, k, size)]
+
+    def run(self, rule: ClientRule, work: Work, state: State, alone: Callable[..., Tensor]) -> Done:
+        def one(c: slice) -> Done:
+            return client_round(rule, self.world, work.cut(c), {n: t[c] for n, t in state.items()}, alone)
+
+        cuts = self._cuts(*work.received.shape)
+        if self.world.vectorised or self.workers == 1:
+            return _join([one(c) for c in cuts])
+        with ThreadPoolExecutor(self.workers) as pool:
+            return _join(list(pool.map(one, cuts)))
+
+    def prepare(
+        self, rule: ClientRule, ids: Tensor, rows: Tensor, lr: float, stream: Stream, alone: Callable[..., Tensor]
+    ) -> State:
+        """The first state of clients, given the run's initial model as rows."""
+        nothing = plan_batches(self.world.train, ids[:0].cpu(), Schedule(), stream)
+        states = []
+        for c in self._cuts(*rows.shape):
+            view = View(self.world, ids[c], rule.objective, nothing, rows[c], {}, lr, 0, stream, alone)
+            states.append(rule.prepare(rule.init(rows[c]), view))
+        return _stacked(states)
+
+    def each(self, ids: Tensor, rows: Tensor, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """`measure(ids, rows)` for all rows, cut as this executor cuts; for evaluations that have no batches."""
+        cuts = self._cuts(*rows.shape)
+        return torch.cat([measure(ids[c], rows[c]) for c in cuts]) if cuts else rows.new_zeros(0)
+
+    def risk(self, ids: Tensor, rows: Tensor, split: str = "train") -> Tensor:
+        return self.each(ids, rows, lambda i, r: risk(self.world, i, r, split))
+
+    def fit_alone(
+        self, ids: Tensor, start: Tensor, schedule: Schedule, lr: float, stop: Stop, stream: Stream
+    ) -> Tensor:
+        """[K, d]: plain SGD on each client's own training split until it stops improving; the last iterate."""
+        rows = start.expand(len(ids), -1).clone()
+        last, busy = self.risk(ids, rows), torch.arange(len(ids))
+        for epoch in range(0, stop.cap, stop.window):
+            at, now = busy.to(rows.device), stream.child(epoch)
+            window = Schedule(epochs=min(stop.window, stop.cap - epoch), batch=schedule.batch)
+            batches = plan_batches(self.world.train, ids[at].cpu(), window, now)
+            rows[at] = self.run(SGD(), Work(ids[at], rows[at], batches, {}, lr, 0, now, False), {}, _no_alone).end
+            loss = self.risk(ids[at], rows[at])
+            going = (last[at] - loss) > stop.tolerance * last[at].abs()
+            last[at] = loss
+            busy = busy[going.cpu()]
+            if len(busy) == 0:
+                break
+        return rows
+
+
+def _no_alone(ids: Tensor, stop: Stop) -> Tensor:
+    raise RuntimeError("training alone inside of training alone")
+
+
+def _join(parts: list[Done]) -> Done:
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    return Done(
+        torch.cat([p.updates for p in parts]),
+        torch.cat([p.end for p in parts]),
+        _stacked([p.state for p in parts]),
+        None if first.losses is None else torch.cat([p.losses for p in parts if p.losses is not None]),
+        _stacked([p.signals for p in parts]),
+    )
+
+
+def _stacked(states: list[State]) -> State:
+    return {n: torch.cat([s[n] for s in states]) for n in states[0]}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread per operation.
+
+    A client's operations are small: threads that wait for each other cost more than they bring (many times more on a
+    busy machine), and results must not depend on how many cores there are.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

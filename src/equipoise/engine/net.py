@@ -1,0 +1,69 @@
+"""A model as a pure function of rows of parameters: one client's at a time, or the whole cohort's at once.
+
+`forward` exists in two forms that agree up to rounding. `vmap` maps the module over rows with torch.func, so that a
+linear layer becomes one batched matrix product for all clients; the other calls the module plainly, for one row, and
+is the oracle that the first is tested against.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from equipoise.layout import Layout
+from equipoise.losses import loss_for
+from equipoise.models import adapt, dropout_keys, weights
+
+
+class Net:
+    """An adapted module, its layout as a vector, and the per-sample loss."""
+
+    def __init__(self, module: nn.Module, classes: int, loss: str, device: torch.device, dtype: torch.dtype) -> None:
+        self.module = adapt(module).to(device=device, dtype=dtype)
+        self.layout = Layout.of(weights(self.module))
+        self.loss = loss_for(loss, classes)
+        self._spare: dict[bool, list[nn.Module]] = {True: [], False: []}
+        self.keys = dropout_keys(self.module)
+
+    def initial(self) -> Tensor:
+        """The module's own weights, as a vector."""
+        return self.layout.vector(weights(self.module))
+
+    def call(self, params: dict[str, Tensor], x: Tensor, key: Tensor, *, vectorised: bool, train: bool) -> Tensor:
+        """Outputs [K, B, ...] of K models {name: [K, ...]} on K batches x [K, B, ...]; key [K] drives dropout."""
+        with self._borrowed(train) as module:
+
+            def one(params: dict[str, Tensor], x: Tensor, key: Tensor) -> Tensor:
+                out: Tensor = functional_call(module, {**params, **dict.fromkeys(self.keys, key)}, (x,))
+                return out
+
+            if vectorised:
+                mapped: Callable[..., Any] = vmap(one)
+                out: Tensor = mapped(params, x, key)
+                return out
+            first = {n: p[0] for n, p in params.items()}
+            return one(first, x[0], key[0])[None]
+
+    @contextmanager
+    def _borrowed(self, train: bool) -> Iterator[nn.Module]:
+        """A copy of the module for one caller at a time: functional_call swaps parameters in place, so threads must
+        not share one."""
+        spare = self._spare[train]
+        module = spare.pop() if spare else copy.deepcopy(self.module).train(train)
+        try:
+            yield module
+        finally:
+            spare.append(module)
+
+    def forward(self, rows: Tensor, x: Tensor, y: Tensor, *, vectorised: bool) -> tuple[Tensor, Tensor]:
+        """Evaluation without gradients: outputs [K, B, ...] and losses [K, B] of the models `rows`."""
+        key = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
+        with torch.no_grad():
+            out = self.call(self.layout.tensors(rows), x, key, vectorised=vectorised, train=False)
+            return out, self.loss(out, y)

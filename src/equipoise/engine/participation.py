@@ -1,0 +1,113 @@
+"""Who takes part in a round: drawn from a stream of its own, so that no method and no attack changes the draw.
+
+Clients are drawn one by one, uniformly or in proportion to their size, and a client that was drawn already, has been
+excluded or is not available is passed over. That is exactly sampling without replacement, and its cost depends
+on how many are drawn, not on how many there are.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from equipoise.engine.settings import Participation
+from equipoise.errors import EquipoiseError
+from equipoise.streams import Stream
+
+_BLOCKS = 64  # blocks of draws before giving up on passing over and looking at every client instead
+
+
+def cohort_size(settings: Participation, n_clients: int) -> int:
+    """How many clients a round asks for."""
+    if settings.per_round is not None:
+        if settings.per_round > n_clients:
+            raise EquipoiseError(
+                f"participation.per_round is {settings.per_round}, but the federation has {n_clients} clients",
+                "lower it, or leave it out for everyone",
+            )
+        return settings.per_round
+    return n_clients if settings.fraction is None else max(1, round(settings.fraction * n_clients))
+
+
+class Participants:
+    """Draws the cohort of every round."""
+
+    def __init__(self, settings: Participation, sizes: Tensor, stream: Stream) -> None:
+        self.n, self.size = len(sizes), cohort_size(settings, len(sizes))
+        self.settings, self.stream = settings, stream
+        self._sizes = sizes.to(torch.float64)
+        self._total = self._sizes.cumsum(0) if settings.sampling == "size" else None
+        self._trace = _read_trace(settings.trace, self.n) if settings.trace else None
+
+    def draw(self, round: int, excluded: Tensor) -> Tensor:
+        """The ids drawn in a round, ascending; `excluded` [N] bool are passed over."""
+        free = ~excluded if self._trace is None else ~excluded & self._available(round)
+        stream = self.stream.child("sample", round)
+        if self.size >= self.n and self._trace is None:
+            return torch.nonzero(free).flatten()
+        pick = self._by_size if self._total is not None else self._uniform
+        drawn = torch.empty(0, dtype=torch.int64)
+        block = 2 * self.size + 16
+        for b in range(_BLOCKS):
+            new = pick(stream, torch.arange(b * block, (b + 1) * block))
+            drawn = _first_seen(torch.cat([drawn, new[free[new]]]))
+            if len(drawn) >= self.size:
+                return drawn[: self.size].sort().values
+        return self._exhaustive(stream, free)
+
+    def answering(self, round: int, ids: Tensor) -> Tensor:
+        """Those of the drawn clients that do not drop out."""
+        if self.settings.dropout == 0:
+            return ids
+        return ids[self.stream.child("dropout", round).uniform(ids) >= self.settings.dropout]
+
+    def _uniform(self, stream: Stream, counter: Tensor) -> Tensor:
+        return stream.integers(self.n, counter)
+
+    def _by_size(self, stream: Stream, counter: Tensor) -> Tensor:
+        assert self._total is not None
+        if float(self._total[-1]) == 0:
+            return self._uniform(stream, counter)
+        return torch.searchsorted(self._total, stream.uniform(counter) * self._total[-1], right=True).clamp(
+            max=self.n - 1
+        )
+
+    def _exhaustive(self, stream: Stream, free: Tensor) -> Tensor:
+        """For when few are left to draw from: the same law, by exponential races over all free clients."""
+        ids = torch.nonzero(free).flatten()
+        speed = self._sizes[ids] if self._total is not None else torch.ones(len(ids), dtype=torch.float64)
+        time = -torch.log1p(-stream.child("race").uniform(ids)) / speed
+        return ids[time.argsort(stable=True)[: self.size]].sort().values
+
+    def _available(self, round: int) -> Tensor:
+        assert self._trace is not None
+        client, first, last = self._trace
+        free = torch.zeros(self.n, dtype=torch.bool)
+        free[client[(first <= round) & (round <= last)]] = True
+        return free
+
+
+def _first_seen(ids: Tensor) -> Tensor:
+    """The distinct ids in the order of their first appearance: Python's dicts keep exactly that."""
+    return torch.tensor(list(dict.fromkeys(ids.tolist())), dtype=torch.int64)
+
+
+def _read_trace(path: str, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    try:
+        rows = list(csv.DictReader(Path(path).read_text().splitlines()))
+        table = torch.tensor([[int(r["client"]), int(r["from"]), int(r["to"])] for r in rows]).view(-1, 3)
+    except (OSError, UnicodeDecodeError) as error:
+        raise EquipoiseError(
+            f"participation.trace: cannot read {path}: {error}", "give the path of a CSV file"
+        ) from None
+    except (KeyError, TypeError, ValueError) as error:
+        hint = "three columns of whole numbers: client,from,to"
+        raise EquipoiseError(f"participation.trace: {path} is not a trace: {error!r}", hint) from None
+    if len(table) == 0:
+        raise EquipoiseError(f"participation.trace: {path} names no client", "a header and a row per client and period")
+    if not 0 <= int(table[:, 0].min()) <= int(table[:, 0].max()) < n:
+        raise EquipoiseError(f"participation.trace: {path} names a client beyond 0..{n - 1}")
+    return table[:, 0], table[:, 1], table[:, 2]

@@ -1,0 +1,156 @@
+"""A whole simulated run, round by round: the server, the simulated clients, and how both are saved and restored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.core import Method, State
+from equipoise.data.federation import Federation
+from equipoise.engine.admission import admit
+from equipoise.engine.clients import one_thread
+from equipoise.engine.evaluate import evaluate_global, evaluate_personal
+from equipoise.engine.exchange import Plan, Replies
+from equipoise.engine.net import Net
+from equipoise.engine.participation import Participants
+from equipoise.engine.server import RoundRecord, Server
+from equipoise.engine.settings import Admission, Participation, Run, Train
+from equipoise.engine.simulator import Simulator
+from equipoise.errors import EquipoiseError
+from equipoise.metrics import Evaluation
+from equipoise.models import check_forward
+from equipoise.streams import Stream
+from equipoise.threat import Attack
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything about a run but the method and the seed."""
+
+    federation: Federation
+    model: nn.Module
+    train: Train = Train()
+    participation: Participation = Participation()
+    admission: Admission = Admission()
+    attack: Attack | None = None
+
+
+class Simulation:
+    """A method in a scenario with a seed."""
+
+    def __init__(self, scenario: Scenario, method: Method, run: Run) -> None:
+        stream, fed = Stream(run.seed), scenario.federation
+        device, dtype = pick_device(run.device), torch.float64 if run.dtype == "float64" else torch.float32
+        net = Net(scenario.model, fed.data.classes, scenario.train.loss, device, dtype)
+        self.vectorised, self.executor_reason = choose_executor(run.executor, net, fed, device, dtype)
+        participants = Participants(scenario.participation, fed.sizes, stream)
+        self.simulator = Simulator(
+            method,
+            net,
+            fed,
+            scenario.train,
+            participants,
+            scenario.attack,
+            stream,
+            device,
+            self.vectorised,
+            run.workers,
+        )
+        self.server = Server(
+            method, net.initial(), net.layout, participants, scenario.train, scenario.admission, stream
+        )
+        self.simulator.aggregate = self._direction
+        self.method, self.scenario, self.settings = method, scenario, run
+
+    @property
+    def round(self) -> int:
+        """How many rounds are done."""
+        return self.server.round
+
+    @property
+    def malicious(self) -> Tensor:
+        return self.simulator.malicious
+
+    def step(self) -> RoundRecord:
+        with one_thread():
+            return self.server.step(self.simulator)
+
+    def _direction(self, plan: Plan, replies: Replies) -> Tensor:
+        """What the server would do with these replies: the oracle of attacks that look ahead."""
+        kept = admit(replies, self.scenario.admission).replies
+        if len(kept.ids) == 0:
+            return torch.zeros_like(plan.w)
+        cohort = self.server.cohort(plan, kept, self.simulator)
+        try:
+            return self.server.rule(cohort, self.server.state).direction
+        except EquipoiseError:
+            return torch.zeros_like(plan.w)
+
+    def evaluate(self, split: str) -> dict[str, Evaluation]:
+        """Per-client results of the "global" model and, where clients have their own, of the "personal" ones."""
+        with one_thread():
+            found = {"global": evaluate_global(self.simulator, self.server.w, split)}
+            if self.method.client.personalised:
+                found["personal"] = evaluate_personal(self.simulator, self.server.w, split)
+            return found
+
+    def personal(self) -> tuple[Tensor, Tensor] | None:
+        """Ids and models of the clients that have a model of their own; None where all use the global one."""
+        ids = self.simulator.store.ids()
+        if not self.method.client.personalised or len(ids) == 0:
+            return None
+        return ids, self.simulator.personal(ids.to(self.server.w.device), self.server.w)
+
+    def dump(self) -> State:
+        server = {f"server/{n}": t for n, t in self.server.dump().items()}
+        return {**server, **{f"clients/{n}": t for n, t in self.simulator.store.dump().items()}}
+
+    def load(self, dumped: State) -> None:
+        def below(prefix: str) -> State:
+            return {n.removeprefix(prefix): t for n, t in dumped.items() if n.startswith(prefix)}
+
+        self.server.load(below("server/"))
+        self.simulator.store.load({n: t.to(self.server.w.device) for n, t in below("clients/").items()})
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto" is a CUDA device where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise EquipoiseError(f"run.device is {name!r}: {reason}", 'use "auto", "cpu" or "cuda"') from None
+    return device
+
+
+def choose_executor(
+    wish: str, net: Net, federation: Federation, device: torch.device, dtype: torch.dtype
+) -> tuple[bool, str]:
+    """Whether to vectorise over clients, and why.
+
+    The rule: what was asked for; else vmap, except for models with convolutions on a CPU, where grouped convolutions
+    cost more than they save, and for modules that torch.func cannot map over.
+    """
+    data = federation.data.to_device(device)
+    first = torch.zeros(1, dtype=torch.int64, device=device)
+    check_forward(net.module, data.inputs(first, dtype))
+    if wish == "loop":
+        return False, "asked for"
+    convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in net.module.modules())
+    if wish == "auto" and device.type == "cpu" and convolves:
+        return False, "convolutions on a CPU: one client after the other is faster"
+    rows = net.initial().expand(2, -1)
+    x, y = data.inputs(first.expand(2, 1), dtype), data.y[first.expand(2, 1)]
+    try:
+        net.forward(rows, x, y.to(dtype) if y.is_floating_point() else y, vectorised=True)
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        reason = f"torch.func cannot map this model over clients: {str(error).splitlines()[0]}"
+        if wish == "vmap":
+            raise EquipoiseError(reason, 'executor = "loop" runs any model') from None
+        return False, reason
+    return True, "asked for" if wish == "vmap" else "clients as rows"

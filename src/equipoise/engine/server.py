@@ -1,0 +1,142 @@
+"""The server's side of a round, for every engine: plan who gets what, then absorb what came back.
+
+Nothing that clients send can stop a run or spoil the model. Whatever the server rule makes of a cohort, a model or a
+state with a NaN in it is not taken over: the round is skipped, with the reason on record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.core import Cohort, Method, Outcome, State
+from equipoise.engine.admission import admit
+from equipoise.engine.exchange import Exchange, Plan, Replies
+from equipoise.engine.participation import Participants
+from equipoise.engine.settings import Admission, Train
+from equipoise.errors import EquipoiseError
+from equipoise.layout import Layout
+from equipoise.metrics import conflicts
+from equipoise.streams import Stream
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in a round."""
+
+    round: int
+    lr: float
+    drawn: tuple[int, ...]
+    admitted: tuple[int, ...]
+    quarantined: dict[int, str]
+    skipped: str = ""
+    """Why the model stayed as it was, if it did."""
+    stop: str | None = None
+    conflicts: dict[str, int] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class Server:
+    """The global model, the server rule's state, and the clients that are out."""
+
+    def __init__(
+        self,
+        method: Method,
+        w: Tensor,
+        layout: Layout,
+        participants: Participants,
+        train: Train,
+        admission: Admission,
+        stream: Stream,
+    ) -> None:
+        self.rule, self.layout, self.participants = method.server, layout, participants
+        self.train, self.admission, self.stream = train, admission, stream
+        self.round, self.w, self.state = 0, w.clone(), self.rule.init(w)
+        self.excluded = torch.zeros(participants.n, dtype=torch.bool)
+        self.rule.check(participants.size)
+
+    def step(self, exchange: Exchange) -> RoundRecord:
+        """One round, whatever the exchange."""
+        plan = self.plan()
+        record = self.absorb(plan, exchange)
+        self.round += 1
+        return record
+
+    def plan(self) -> Plan:
+        drawn = self.participants.draw(self.round, self.excluded)
+        ids = drawn.to(self.w.device)
+        lr = self.train.lr * self.train.lr_decay**self.round
+        return Plan(self.round, ids, self.w, lr, self.rule.plan(ids, self.state), self.rule.needs)
+
+    def absorb(self, plan: Plan, exchange: Exchange) -> RoundRecord:
+        admitted = admit(exchange(plan), self.admission)
+        kept = admitted.replies
+        drawn, ids = tuple(plan.ids.tolist()), tuple(kept.ids.tolist())
+        info: dict[str, Any] = {"size_capped": list(admitted.capped)} if admitted.capped else {}
+
+        def record(**more: Any) -> RoundRecord:
+            return RoundRecord(plan.round, plan.lr, drawn, ids, admitted.quarantined, **more)
+
+        if len(ids) < self.admission.quorum:
+            return record(skipped=f"{len(ids)} admitted, quorum {self.admission.quorum}", info=info)
+        cohort = self.cohort(plan, kept, exchange)
+        outcome, reason = self._judge(cohort)
+        if outcome is None:
+            return record(skipped=reason, info=info)
+        self.w, self.state = self.w - outcome.direction, outcome.state
+        self.excluded[list(outcome.exclude)] = True
+        if outcome.downloads is not None:
+            exchange.deliver(plan, cohort.ids, outcome.downloads)
+        against = conflicts(cohort.updates, outcome.direction, self.layout.layers())
+        if outcome.exclude:
+            info["excluded"] = list(outcome.exclude)
+        return record(stop=outcome.stop, conflicts=against, info={**info, **outcome.info})
+
+    def cohort(self, plan: Plan, replies: Replies, exchange: Exchange) -> Cohort:
+        """What the server rule is shown of a round."""
+
+        def probe(models: Tensor) -> Tensor:
+            return exchange.probe(plan, replies.ids, models)
+
+        return Cohort(
+            ids=replies.ids,
+            start=plan.w,
+            updates=replies.updates,
+            sizes=replies.sizes,
+            losses=replies.losses,
+            signals=replies.signals,
+            layout=self.layout,
+            round=plan.round,
+            lr=plan.lr,
+            n_clients=self.participants.n,
+            rng=self.stream.child("server", plan.round),
+            probe=probe if "probe" in plan.needs else None,
+        )
+
+    def _judge(self, cohort: Cohort) -> tuple[Outcome | None, str]:
+        """The rule's outcome, or None and the reason why it cannot be taken over."""
+        try:
+            outcome = self.rule(cohort, self.state)
+        except EquipoiseError as error:  # say, Krum when too many clients dropped out
+            return None, f"the server rule refused: {error.message}"
+        if not bool(torch.isfinite(self.w - outcome.direction).all()):
+            return None, "the model would not be finite"
+        if not all(bool(torch.isfinite(t).all()) for t in outcome.state.values()):
+            return None, "the server's state would not be finite"
+        if outcome.downloads is not None and not bool(torch.isfinite(outcome.downloads).all()):
+            return None, "a download would not be finite"
+        return outcome, ""
+
+    # ------------------------------------------------------------------------------------------- to and from a file
+
+    def dump(self) -> State:
+        state = {f"state/{n}": t for n, t in self.state.items()}
+        return {"w": self.w, "excluded": self.excluded, "round": torch.tensor(self.round), **state}
+
+    def load(self, dumped: State) -> None:
+        device = self.w.device
+        self.w, self.excluded, self.round = dumped["w"].to(device), dumped["excluded"], int(dumped["round"])
+        self.state = {n.removeprefix("state/"): t.to(device) for n, t in dumped.items() if n.startswith("state/")}

@@ -1,0 +1,106 @@
+"""The numbers that make a run: how clients train, who takes part, what is admitted, where it runs.
+
+These are plain dataclasses so that the engine needs nothing else; the config reader validates against the same classes,
+so a config section and a class here are one thing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from equipoise.errors import EquipoiseError
+
+_STRICT = {"extra": "forbid", "strict": True}
+
+
+def _require(ok: bool, key: str, value: object, hint: str) -> None:
+    if not ok:
+        raise EquipoiseError(f"{key} is {value!r}", hint)
+
+
+@dataclass(frozen=True)
+class Train:
+    """Local training. `steps` overrides `epochs`; `batch = 0` is the full batch."""
+
+    rounds: int = 50
+    epochs: int = 1
+    steps: int | None = None
+    batch: int = 10
+    lr: float = 0.05
+    lr_decay: float = 1.0
+    """The step size of round t is lr * lr_decay^t."""
+    loss: Literal["auto", "cross-entropy", "squared", "hinge"] = "auto"
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        _require(self.rounds >= 0, "train.rounds", self.rounds, "0 or more")
+        _require(self.epochs >= 1, "train.epochs", self.epochs, "1 or more")
+        _require(self.steps is None or self.steps >= 1, "train.steps", self.steps, "1 or more, or leave it out")
+        _require(self.batch >= 0, "train.batch", self.batch, "1 or more; 0 is the full batch")
+        _require(self.lr > 0, "train.lr", self.lr, "a step size above 0")
+        _require(0 < self.lr_decay <= 1, "train.lr_decay", self.lr_decay, "above 0, at most 1 (no decay)")
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Who takes part in a round. Nothing given: everyone, every round."""
+
+    per_round: int | None = None
+    fraction: float | None = None
+    sampling: Literal["uniform", "size"] = "uniform"
+    """Without replacement; "size" draws in proportion to training size."""
+    dropout: float = 0.0
+    """The chance that a drawn client never answers."""
+    trace: str | None = None
+    """A CSV file with columns client,from,to: a client can be drawn in rounds from..to (inclusive), and no others."""
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        both = self.per_round is not None and self.fraction is not None
+        _require(not both, "participation", (self.per_round, self.fraction), "give per_round or fraction, not both")
+        _require(self.per_round is None or self.per_round >= 1, "participation.per_round", self.per_round, "1 or more")
+        ok = self.fraction is None or 0 < self.fraction <= 1
+        _require(ok, "participation.fraction", self.fraction, "above 0, at most 1")
+        _require(0 <= self.dropout < 1, "participation.dropout", self.dropout, "from 0 up to (not including) 1")
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What an update must pass before any server rule sees it. Finiteness and shape are always checked."""
+
+    norm_cap: float | None = None
+    """Quarantine an update whose L2 norm is more than this many times the cohort's median norm."""
+    size_cap: float | None = None
+    """Lower a self-reported size that is more than this many times the cohort's median size to that cap."""
+    quorum: int = 1
+    """With fewer admitted updates than this, the model stays as it is."""
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        _require(self.norm_cap is None or self.norm_cap > 0, "admission.norm_cap", self.norm_cap, "above 0")
+        _require(self.size_cap is None or self.size_cap >= 1, "admission.size_cap", self.size_cap, "1 or more")
+        _require(self.quorum >= 1, "admission.quorum", self.quorum, "1 or more")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where and how a run is carried out; only `seed` and `dtype` change its numbers on one machine."""
+
+    seed: int = 0
+    eval_every: int = 10
+    """Evaluate every client after this many rounds, and always after the last; 0 evaluates only after the last."""
+    device: str = "auto"
+    executor: Literal["auto", "loop", "vmap"] = "auto"
+    workers: int = 1
+    """Threads of the loop executor; results do not depend on it."""
+    dtype: Literal["float32", "float64"] = "float32"
+    checkpoint_every: int = 10
+    """Save a point to resume from after this many rounds."""
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.seed < 2**63, "run.seed", self.seed, "0 or more, below 2^63")
+        _require(self.eval_every >= 0, "run.eval_every", self.eval_every, "0 or more")
+        _require(self.workers >= 1, "run.workers", self.workers, "1 or more")
+        _require(self.checkpoint_every >= 1, "run.checkpoint_every", self.checkpoint_every, "1 or more")

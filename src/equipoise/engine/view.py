@@ -1,0 +1,146 @@
+"""What a client rule sees: the implementation of `at.At`, for one client (a row) or for a cohort (many rows)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.at import CustomLoss, Forward, Stop
+from equipoise.core import Objective
+from equipoise.data.federation import Federation, Split
+from equipoise.engine.batches import Batches
+from equipoise.engine.net import Net
+from equipoise.streams import Stream
+
+Disturb = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(x, y, client, index) -> (x, y): what an attack does to the batches of malicious clients, anew every round."""
+
+CHUNK = 2048  # samples of one client in a single evaluation pass: bounds memory, changes no result beyond rounding
+
+
+@dataclass(frozen=True)
+class World:
+    """What local training needs to know and a rule does not: the model, the data, and how to run them."""
+
+    net: Net
+    federation: Federation
+    train: Split
+    """The training split again, kept in host memory, where batches are planned."""
+    vectorised: bool
+    disturb: Disturb | None = None
+
+
+class View:
+    """A client rule's view of one round; `step` moves it to the next local step."""
+
+    def __init__(
+        self,
+        world: World,
+        ids: Tensor,
+        objective: Objective,
+        batches: Batches,
+        received: Tensor,
+        message: Mapping[str, Tensor],
+        lr: float,
+        round: int,
+        stream: Stream,
+        alone: Callable[[Tensor, Stop], Tensor],
+    ) -> None:
+        self.world, self.ids, self.objective, self.batches = world, ids, objective, batches
+        self.received, self.message, self.lr, self.round = received, message, lr, round
+        self._stream, self._alone, self._step = stream, alone, 0
+        self._cache: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def step(self, number: int) -> None:
+        self._step = number
+        self._cache.clear()
+
+    # ------------------------------------------------------------------------------------------- the batch of this step
+
+    def _batch(self, batch: int) -> tuple[Tensor, Tensor]:
+        if batch not in self._cache:
+            data, index = self.world.federation.data, self.batches.index[self._step, batch]
+            x, y = data.inputs(index, self.received.dtype), data.y[index]
+            if self.world.disturb is not None:
+                x, y = self.world.disturb(x, y, self.ids, index)
+            self._cache[batch] = x, y.to(self.received.dtype) if y.is_floating_point() else y
+        return self._cache[batch]
+
+    @property
+    def x(self) -> Tensor:
+        return self._batch(0)[0]
+
+    @property
+    def y(self) -> Tensor:
+        return self._batch(0)[1]
+
+    @property
+    def mask(self) -> Tensor:
+        return self.batches.mask[self._step, 0]
+
+    @property
+    def index(self) -> Tensor:
+        return self.batches.index[self._step, 0]
+
+    def _forward(self, params: dict[str, Tensor], batch: int) -> tuple[Forward, Tensor, Tensor]:
+        x, y = self._batch(batch)
+        key = self.ids  # nobody looks at it, unless there is dropout
+        if self.world.net.keys:
+            key = self._stream.bits(self.ids, torch.full_like(self.ids, self._step), torch.full_like(self.ids, batch))
+        outputs = self.world.net.call(params, x, key, vectorised=self.world.vectorised, train=True)
+        return Forward(outputs, self.world.net.loss(outputs, y)), y, self.batches.mask[self._step, batch]
+
+    def _objective(self, params: dict[str, Tensor], loss: CustomLoss | None, batch: int) -> Tensor:
+        seen, y, mask = self._forward(params, batch)
+        return self.objective(seen.losses, y, mask) if loss is None else loss(seen)
+
+    def grad(self, rows: Tensor, loss: CustomLoss | None = None, batch: int = 0) -> Tensor:
+        # Gradients are taken for each named tensor and copied once into place: cheaper than through a view of `rows`.
+        tensors = self.world.net.layout.tensors(rows)
+        params = {n: t.detach().requires_grad_() for n, t in tensors.items()}
+        with torch.enable_grad():
+            total = self._objective(params, loss, batch).sum()
+        grads = torch.autograd.grad(total, list(params.values()), materialize_grads=True)
+        out = torch.empty_like(rows)
+        for place, g in zip(self.world.net.layout.tensors(out).values(), grads, strict=True):
+            place.copy_(g)
+        return out
+
+    def loss(self, rows: Tensor, batch: int = 0) -> Tensor:
+        return self._objective(self.world.net.layout.tensors(rows), None, batch)
+
+    def outputs(self, rows: Tensor, batch: int = 0) -> Tensor:
+        return self._forward(self.world.net.layout.tensors(rows), batch)[0].outputs
+
+    def descend(self, rows: Tensor, grad: Tensor) -> Tensor:
+        return torch.sub(rows, grad, alpha=self.lr)
+
+    # ------------------------------------------------------------------------------------------------- beyond the batch
+
+    def risk(self, rows: Tensor, split: str = "train") -> Tensor:
+        return risk(self.world, self.ids, rows, split)
+
+    def fit_alone(self, stop: Stop) -> Tensor:
+        return self._alone(self.ids, stop)
+
+
+def answers(world: World, ids: Tensor, rows: Tensor, split: str) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Outputs, losses, labels and mask of model `rows[k]` on the split of client `ids[k]`, a chunk at a time."""
+    data = world.federation.data
+    index, mask = world.federation.splits[split].padded(ids)
+    for at in range(0, index.shape[1], CHUNK):
+        part, y = index[:, at : at + CHUNK], data.y[index[:, at : at + CHUNK]]
+        y = y.to(rows.dtype) if y.is_floating_point() else y
+        out, losses = world.net.forward(rows, data.inputs(part, rows.dtype), y, vectorised=world.vectorised)
+        yield out, losses, y, mask[:, at : at + CHUNK]
+
+
+def risk(world: World, ids: Tensor, rows: Tensor, split: str) -> Tensor:
+    """[K]: the mean loss of model `rows[k]` over the whole split of client `ids[k]`; 0 where it is empty."""
+    total = torch.zeros(rows.shape[0], dtype=torch.float64, device=rows.device)
+    for _, losses, _, mask in answers(world, ids, rows, split):
+        total += torch.where(mask, losses, torch.zeros_like(losses)).sum(1, dtype=torch.float64)
+    return (total / world.federation.splits[split].size[ids].clamp(min=1)).to(rows.dtype)

@@ -1,0 +1,21 @@
+"""The one exception that a user is meant to see."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EquipoiseError(Exception):
+    """What is wrong, where, the value found; then a hint. The command line prints it without a traceback."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message + (f"\n  hint: {hint}" if hint else ""))
+        self.message, self.hint = message, hint
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt name: the nearest known one, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}" if names else "none is known"

@@ -1,0 +1,54 @@
+"""A model as one vector: where each of its named tensors lies, and which of them form a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Slot(NamedTuple):
+    """Where one named tensor of the model lies in the vector of its parameters."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model's named tensors lie in one vector of d numbers."""
+
+    slots: tuple[Slot, ...] = ()
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+        slots, at = [], 0
+        for name, t in tensors.items():
+            slots.append(Slot(name, tuple(t.shape), at, at + t.numel()))
+            at += t.numel()
+        return cls(tuple(slots))
+
+    @property
+    def size(self) -> int:
+        return self.slots[-1].stop if self.slots else 0
+
+    def tensors(self, rows: Tensor) -> dict[str, Tensor]:
+        """Named views into `rows`: [d] or [K, d] gives {name: shape} or {name: [K, *shape]}."""
+        return {s.name: rows[..., s.start : s.stop].view(*rows.shape[:-1], *s.shape) for s in self.slots}
+
+    def vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of `tensors` for one model."""
+        return torch.cat([tensors[s.name].detach().reshape(-1) for s in self.slots])
+
+    def layers(self, by: str = "module") -> dict[str, list[slice]]:
+        """The parts of the vector by module (weight and bias together) or by tensor, in the model's order."""
+        groups: dict[str, list[slice]] = {}
+        for s in self.slots:
+            name = (s.name.rpartition(".")[0] or s.name) if by == "module" else s.name
+            groups.setdefault(name, []).append(slice(s.start, s.stop))
+        return groups

@@ -1,0 +1,242 @@
+"""From what every client measures to the numbers of a report.
+
+Spread is described, never judged: each notion of it in the literature is a column with a plain name. Conventions:
+deviations and variances are over the population (divided by N), the "worst 5%" of N clients are the ceil(N / 20) least
+accurate ones, angles are in radians. Without clients a number is NaN. Clients that are all equal have no spread (Gini
+0, Jain 1, angle 0), also when all are equally bad: read these beside the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+Floats = NDArray[np.float64]
+Array = NDArray[Any]
+
+_CHUNK = 1 << 22
+"""How many numbers `conflicts` turns into float64 at a time (32 MiB)."""
+
+
+# ------------------------------------------------------------------------------------------------- per client
+
+
+def _ratio(part: ArrayLike, whole: ArrayLike) -> Floats:
+    """part / whole, NaN where whole is 0."""
+    top, bottom = np.asarray(part, np.float64), np.asarray(whole, np.float64)
+    out: Floats = np.full(top.shape, np.nan)
+    np.divide(top, bottom, out=out, where=bottom != 0)
+    return out
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one kind of model does on one split of N clients' data; C is 0 for a regression."""
+
+    n: Array
+    correct: Array
+    loss: Array
+    """[N]: the mean over a client's samples."""
+    class_n: Array
+    """[N, C]: how many samples of each class; `class_correct` how many of them are right."""
+    class_correct: Array
+
+    @property
+    def accuracy(self) -> Floats:
+        """[N], NaN for a client without samples, and for a regression."""
+        return _ratio(self.correct, self.n if np.shape(self.class_n)[1] else np.zeros_like(self.n))
+
+    @property
+    def per_class(self) -> Floats:
+        """[N, C], NaN where the client has no sample of the class."""
+        return _ratio(self.class_correct, self.class_n)
+
+    @property
+    def balanced_accuracy(self) -> Floats:
+        """[N]: the mean over the classes that the client has."""
+        return _ratio(np.nansum(self.per_class, axis=1), (np.asarray(self.class_n) > 0).sum(axis=1))
+
+
+def table(
+    evaluation: Evaluation, *, round: int, split: str, model: str, malicious: ArrayLike, quarantined: ArrayLike
+) -> dict[str, Array]:
+    """The per-client table's columns, a row per client; `model` is "global" or "personal". class_* are [N, C]."""
+    n = len(evaluation.n)
+    return {
+        "round": np.full(n, round, np.int64),
+        "client": np.arange(n),
+        "split": np.full(n, split),
+        "model": np.full(n, model),
+        "accuracy": evaluation.accuracy,
+        "balanced_accuracy": evaluation.balanced_accuracy,
+        "loss": np.asarray(evaluation.loss, np.float64),
+        "n": np.asarray(evaluation.n),
+        "malicious": np.asarray(malicious, bool),
+        "quarantined": np.asarray(quarantined, bool),
+        "class_n": np.asarray(evaluation.class_n),
+        "class_correct": np.asarray(evaluation.class_correct),
+    }
+
+
+# ------------------------------------------------------------------------------------------------- over clients
+
+
+def mean(values: Floats) -> float:
+    return float(values.mean()) if values.size else float("nan")
+
+
+def deviation(values: Floats) -> float:
+    """The population's standard deviation; exactly 0 for equal values."""
+    return float((values - values.min()).std()) if values.size else float("nan")
+
+
+def tail(values: Floats, percent: int, *, best: bool = False) -> float:
+    """The mean of the ceil(percent% of N) smallest (or largest) values."""
+    count = -(-percent * values.size // 100)
+    ordered = np.sort(values)
+    return mean(ordered[values.size - count :] if best else ordered[:count])
+
+
+def gini(values: Floats) -> float:
+    """Gini's coefficient, sum_ij |a_i - a_j| / (2 N sum_i a_i), of numbers >= 0: 0 if all are equal, below 1."""
+    if not values.size:
+        return float("nan")
+    below = np.arange(1, values.size)
+    # Neighbouring gaps, times the pairs that span them: no cancellation, so 0 only for equal values.
+    pairs = float((np.diff(np.sort(values)) * below * (values.size - below)).sum())
+    return pairs / (values.size * float(values.sum())) if pairs != 0 else 0.0
+
+
+def jain(values: Floats) -> float:
+    """Jain's index, (sum a)^2 / (N sum a^2): 1 if all are equal, 1/N if one has everything."""
+    if not values.size:
+        return float("nan")
+    top = values.max()
+    shape = np.ones_like(values) if top == 0 else values / top  # unscaled, the squares of tiny numbers vanish
+    return float(shape.sum() ** 2 / (values.size * np.square(shape).sum()))
+
+
+def angle(values: Floats) -> float:
+    """The angle between the values and (1, ..., 1), FedLF's indicator: arctan(deviation / mean)."""
+    return float(np.arctan2(deviation(values), mean(values)))
+
+
+def summary(
+    accuracy: ArrayLike,
+    n: ArrayLike,
+    loss: ArrayLike | None = None,
+    *,
+    malicious: ArrayLike | None = None,
+    class_n: ArrayLike | None = None,
+    class_correct: ArrayLike | None = None,
+) -> dict[str, float]:
+    """One number for each notion, over the benign clients with at least one sample. Always the same keys.
+
+    accuracy_weighted counts samples, accuracy_mean counts clients. class_std_mean and class_std_std are FedTilt's: each
+    client's deviation of accuracy over its classes, then the mean and the deviation of that over clients.
+    """
+    size = np.asarray(n, np.float64)
+    keep = (size > 0) & (~np.asarray(malicious, bool) if malicious is not None else True)
+    a, size = np.asarray(accuracy, np.float64)[keep], size[keep]
+    losses = np.asarray(loss, np.float64)[keep] if loss is not None else np.empty(0)
+    spread = np.empty(0)
+    if class_n is not None and class_correct is not None:
+        spread = _class_deviation(np.asarray(class_n)[keep], np.asarray(class_correct)[keep])
+    with np.errstate(all="ignore"):  # a diverged model's losses are infinite or NaN, and so are their means
+        return {
+            "accuracy_mean": mean(a),
+            "accuracy_weighted": float(_ratio((a * size).sum(), size.sum())),
+            "accuracy_std": deviation(a),
+            "accuracy_variance": deviation(a) ** 2,
+            "accuracy_min": float(a.min()) if a.size else float("nan"),
+            "accuracy_max": float(a.max()) if a.size else float("nan"),
+            "worst_5": tail(a, 5),
+            "worst_10": tail(a, 10),
+            "best_10": tail(a, 10, best=True),
+            "best_5": tail(a, 5, best=True),
+            "gini": gini(a),
+            "jain": jain(a),
+            "angle": angle(a),
+            "loss_mean": mean(losses),
+            "loss_std": deviation(losses),
+            "class_std_mean": mean(spread),
+            "class_std_std": deviation(spread),
+        }
+
+
+def _class_deviation(class_n: Array, class_correct: Array) -> Floats:
+    """[N]: each client's deviation of accuracy over the classes it has."""
+    has = class_n > 0
+    rates = np.nan_to_num(_ratio(class_correct, class_n))
+    count = has.sum(axis=1)
+    centred = np.where(has, rates - _ratio(rates.sum(axis=1), count)[:, None], 0.0)
+    out: Floats = np.sqrt(_ratio(np.square(centred).sum(axis=1), count))
+    return out
+
+
+def summarise(columns: Mapping[str, ArrayLike], split: str = "test", model: str | None = None) -> dict[str, float]:
+    """`summary` of the last round in a per-client table; model None is the one that clients use: personal, if any."""
+    splits, models, rounds = (np.asarray(columns[name]) for name in ("split", "model", "round"))
+    rows = splits == split
+    wanted = model or ("personal" if bool((rows & (models == "personal")).any()) else "global")
+    rows &= models == wanted
+    rows &= rounds == (rounds[rows].max() if rows.any() else -1)
+    last = {name: np.asarray(columns[name])[rows] for name in ("accuracy", "n", "loss", "malicious")}
+    return summary(**last, **{name: _matrix(columns[name], rows) for name in ("class_n", "class_correct")})
+
+
+def _matrix(column: ArrayLike | Iterable[Sequence[int]], rows: NDArray[np.bool_]) -> Array:
+    """Rows of a column of lists as [rows, C]; a file gives lists, `table` gives a matrix."""
+    cells = np.asarray(column)[rows]
+    if cells.ndim == 2:
+        return cells
+    return np.stack(list(cells)) if len(cells) else np.empty((0, 0))
+
+
+def last_tenth(rounds: ArrayLike, values: ArrayLike) -> float:
+    """The mean of a measurement over the last tenth of a run's rounds, counted from 1; at least the last round.
+
+    A value stands for the rounds since the measurement before it, so unevenly spaced ones weigh what they should.
+    """
+    at, measured = np.asarray(rounds, np.float64), np.asarray(values, np.float64)
+    if not at.size:
+        return float("nan")
+    order = np.argsort(at, kind="stable")
+    at, measured = at[order], measured[order]
+    start = at[-1] - max(1.0, np.ceil(at[-1] / 10))
+    weights = np.diff(np.maximum(at, start), prepend=start)
+    return float((weights * measured)[weights > 0].sum() / weights.sum())
+
+
+# ------------------------------------------------------------------------------------------------- conflicts
+
+
+def conflicts(updates: Tensor, direction: Tensor, layers: Mapping[str, Sequence[slice]]) -> dict[str, int]:
+    """How many clients' updates [K, d] oppose the server's direction [d], over the "model" and in each layer.
+
+    Client k is in conflict where u_k . direction < 0: the step w - direction leads uphill for it. FedLF's Table 2
+    counts g_k . d > 0 for the step w + d, which is the same, since its d is minus our direction.
+    """
+    dots = {name: _dots(updates, direction, parts) for name, parts in layers.items()}
+    d = direction.shape[0]
+    covered = sum(part.stop - part.start for parts in layers.values() for part in parts)
+    whole = torch.stack(list(dots.values())).sum(0) if covered == d > 0 else _dots(updates, direction, [slice(0, d)])
+    named = {f"{name} (layer)" if name == "model" else name: dot for name, dot in dots.items()}
+    return {name: int((dot < 0).sum()) for name, dot in {"model": whole, **named}.items()}
+
+
+def _dots(updates: Tensor, direction: Tensor, parts: Sequence[slice]) -> Tensor:
+    """[K]: the inner products over some slices, in float64, a few columns at a time."""
+    total = torch.zeros(updates.shape[0], dtype=torch.float64, device=updates.device)
+    step = max(1, _CHUNK // max(1, updates.shape[0]))
+    for part in parts:
+        for start in range(part.start, part.stop, step):
+            piece = slice(start, min(start + step, part.stop))
+            total += updates[:, piece].double() @ direction[piece].double()
+    return total

@@ -1,0 +1,433 @@
+"""Models, and how to make any module fit the engine.
+
+A model is a plain `nn.Module` that maps a batch [B, *shape] to outputs [B, C] (C classes, or the targets of a
+regression). `build` makes one by name, with PyTorch's usual initial weights drawn from a stream; `adapt` takes any
+module and returns a copy that can be trained for many clients at once, or says why it cannot: nothing in it may depend
+on other samples of the batch, remember a batch, or draw random numbers that the run does not know of.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise, product
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
+
+from equipoise.errors import EquipoiseError, nearest
+from equipoise.losses import LOSSES as LOSSES
+from equipoise.losses import correct as correct
+from equipoise.losses import loss_for as loss_for
+from equipoise.streams import Stream
+
+Shape = tuple[int, ...]
+Wholes = Sequence[int]
+Chances = Sequence[float]
+
+# ------------------------------------------------------------------------------------------------- networks
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+def _image(kind: str, shape: Shape) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise EquipoiseError(f"model {kind}: a sample has shape {shape}", "it needs images: (channels, height, width)")
+    return shape[0], shape[1], shape[2]
+
+
+def _dense(sizes: Wholes, dropout: Chances, activation: str = "relu", bias: bool = True) -> dict[str, nn.Module]:
+    """Linear layers between `sizes`, with dropout[i] in front of the i-th and an activation behind all but the last."""
+    if len(dropout) >= len(sizes):
+        hint = "at most one for each linear layer, on what goes into it"
+        raise EquipoiseError(f"model: dropout is {tuple(dropout)} for {len(sizes) - 1} linear layers", hint)
+    layers: dict[str, nn.Module] = {}
+    for i, (inputs, outputs) in enumerate(pairwise(sizes), 1):
+        if i <= len(dropout) and dropout[i - 1] > 0:
+            layers[f"drop{i}"] = nn.Dropout(dropout[i - 1])
+        if i < len(sizes) - 1:
+            layers |= {f"dense{i}": nn.Linear(inputs, outputs, bias), f"dense{i}_act": _ACTIVATIONS[activation]()}
+        else:
+            layers["output"] = nn.Linear(inputs, outputs, bias)
+    return layers
+
+
+def linear(shape: Shape, classes: int, *, outputs: int | None = None, bias: bool = True) -> nn.Module:
+    """One linear layer: logistic or linear regression, or an SVM, by the loss it is trained with."""
+    layers = _dense((math.prod(shape), outputs or max(1, classes)), (), bias=bias)
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), **layers))
+
+
+def mlp(
+    shape: Shape, classes: int, *, outputs: int | None = None, hidden: Wholes = (200, 200), dropout: Chances = ()
+) -> nn.Module:
+    """Hidden layers of the given sizes. The default on 28x28 images is the MLP of FedTilt and FedLF (199,210)."""
+    layers = _dense((math.prod(shape), *hidden, outputs or max(1, classes)), dropout)
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), **layers))
+
+
+def cnn(
+    shape: Shape,
+    classes: int,
+    *,
+    outputs: int | None = None,
+    channels: Wholes = (32, 64),
+    kernel: int | Wholes = 5,
+    padding: str = "same",
+    pool: int = 2,
+    hidden: Wholes = (512,),
+    dropout: Chances = (),
+    activation: str = "relu",
+    margin: int = 0,
+) -> nn.Module:
+    """Convolutions, each with an activation and a max-pool behind it, then linear layers.
+
+    `kernel` is one size or one per convolution; `dropout[i]` is the chance that an input of the i-th linear layer is
+    dropped; `margin` zeros are put around the image first. The default on 28x28 images is McMahan et al.'s CNN
+    ("Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; 1,663,370).
+    """
+    planes, *sides = _image("cnn", shape)
+    kernels, same = [kernel] * len(channels) if isinstance(kernel, int) else kernel, padding == "same"
+    if len(kernels) != len(channels) or (same and not all(k % 2 for k in kernels)):
+        hint = 'one size, or one for each number of channels; odd ones with padding "same"'
+        raise EquipoiseError(f"model cnn: kernel is {kernel}, channels are {channels}, padding is {padding!r}", hint)
+    layers: dict[str, nn.Module] = {"margin": nn.ZeroPad2d(margin)} if margin else {}
+    sides = [side + 2 * margin for side in sides]
+    for i, (size, width) in enumerate(zip(kernels, channels, strict=True), 1):
+        before, sides = sides, [(side if same else side - size + 1) // pool for side in sides]
+        if min(sides) < 1:
+            raise EquipoiseError(
+                f"model cnn: a {shape[1]}x{shape[2]} image is {before[0]}x{before[1]} in front of convolution {i}, "
+                f"too small for a {size}x{size} kernel (padding {padding!r}) and a {pool}x{pool} pool",
+                "use fewer channels, a smaller kernel or pool, or larger images",
+            )
+        layers[f"conv{i}"] = nn.Conv2d(planes, width, size, padding=size // 2 if same else 0)
+        layers |= {f"conv{i}_act": _ACTIVATIONS[activation](), f"pool{i}": nn.MaxPool2d(pool)}
+        planes = width
+    head = _dense((planes * math.prod(sides), *hidden, outputs or max(1, classes)), dropout, activation)
+    return nn.Sequential(OrderedDict(**layers, flatten=nn.Flatten(), **head))
+
+
+class StandardisedConv(nn.Conv2d):
+    """A convolution whose filters have mean 0 and variance 1 / inputs, times a learnt gain for each."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
+        super().__init__(inputs, outputs, kernel, stride, padding=kernel // 2)
+        self.gain = nn.Parameter(torch.ones(outputs, 1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        fan_in = self.weight[0].numel()
+        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        scale = self.gain * (variance * fan_in).clamp(min=1e-4).rsqrt()
+        return F.conv2d(x, (self.weight - mean) * scale, self.bias, self.stride, self.padding)
+
+
+class ScaledReLU(nn.Module):
+    """ReLU times the factor that keeps a standard normal's variance at 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x) * math.sqrt(2.0 / (1.0 - 1.0 / math.pi))
+
+
+class Residual(nn.Module):
+    """x + alpha * f(x / beta), beta the deviation that x has at the start of training; a shortcut if shapes change."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, alpha: float, beta: float) -> None:
+        super().__init__()
+        self.conv1 = StandardisedConv(inputs, outputs, 3, stride)
+        self.conv2 = StandardisedConv(outputs, outputs, 3)
+        changes = stride != 1 or inputs != outputs
+        self.shortcut = StandardisedConv(inputs, outputs, 1, stride) if changes else None
+        self.act, self.alpha, self.beta = ScaledReLU(), alpha, beta
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act(x / self.beta)
+        branch: Tensor = self.conv2(self.act(self.conv1(h)))
+        return (x if self.shortcut is None else self.shortcut(h)) + self.alpha * branch
+
+
+def resnet(
+    shape: Shape, classes: int, *, outputs: int | None = None, widths: Wholes = (16, 32, 64), blocks: int = 2
+) -> nn.Module:
+    """A small residual network without batch statistics, in the sizes that FedLF's released code has for CIFAR-100.
+
+    Brock, De and Smith, "Characterizing signal propagation to close the performance gap in unnormalized ResNets",
+    ICLR 2021: standardised weights, and residual branches scaled by alpha / beta so that the variance is known at
+    every depth. Departures: 3x3 convolutions in the stem, three stages, neither squeeze-excite nor stochastic depth.
+    """
+    (planes, height, width), least = _image("resnet", shape), 2 ** len(widths)
+    if min(height, width) < least:
+        hint = f"{len(widths)} stages need {least}x{least} or more"
+        raise EquipoiseError(f"model resnet: images are {height}x{width}, widths are {widths}", hint)
+    inputs, alpha, variance = 64, 0.2, 1.0
+    layers: dict[str, nn.Module] = {"stem": StandardisedConv(planes, inputs, 3), "pool": nn.MaxPool2d(3, 2, padding=1)}
+    for stage, block in product(range(len(widths)), range(blocks)):
+        stride = 2 if stage > 0 and block == 0 else 1
+        part = Residual(inputs, widths[stage], stride, alpha, math.sqrt(variance))
+        # A shortcut convolution sees x / beta, so the variance starts at 1 again behind it.
+        variance = (1.0 if part.shortcut is not None else variance) + alpha**2
+        layers[f"block{len(layers) - 1}"], inputs = part, widths[stage]
+    tail = {"act": ScaledReLU(), "mean": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    return nn.Sequential(OrderedDict(**layers, **tail, output=nn.Linear(inputs, outputs or max(1, classes))))
+
+
+class TextCNN(nn.Module):
+    """See `text_cnn`."""
+
+    def __init__(self, words: nn.Embedding, convs: Iterable[nn.Conv1d], head: nn.Module) -> None:
+        super().__init__()
+        self.words, self.convs, self.head = words, nn.ModuleList(convs), head
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.words(x).transpose(-2, -1)
+        best = torch.cat([F.relu(conv(words)).amax(-1) for conv in self.convs], dim=-1)
+        return self.head(best)  # type: ignore[no-any-return]
+
+
+def text_cnn(
+    shape: Shape,
+    classes: int,
+    *,
+    vocabulary: int,
+    outputs: int | None = None,
+    dim: int = 300,
+    filters: int = 100,
+    widths: Wholes = (3, 4, 5),
+    dropout: Chances = (0.5,),
+) -> nn.Module:
+    """Kim, "Convolutional neural networks for sentence classification", EMNLP 2014 (its CNN-rand).
+
+    Samples are rows of word numbers below `vocabulary`; filters of several widths, the maximum over time, dropout.
+    Departures: no bound on the norm of the output weights; the embedding of padding is learnt like any other.
+    """
+    if len(shape) != 1 or shape[0] < max(widths):
+        hint = "samples are rows of word numbers, at least as long as the widest filter"
+        raise EquipoiseError(f"model text-cnn: a sample has shape {shape}, filters have widths {widths}", hint)
+    words, convs = nn.Embedding(vocabulary, dim), [nn.Conv1d(dim, filters, width) for width in widths]
+    head = _dense((filters * len(widths), outputs or max(1, classes)), dropout)
+    return TextCNN(words, convs, nn.Sequential(OrderedDict(head)))
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    # Ditto, Fashion-MNIST. The paper names no sizes; these and the padding are its released code's.
+    "cnn-ditto": partial(cnn, channels=(32, 64), hidden=(1024,)),
+    # Ditto, FEMNIST, from its released code, which has the dropout on at test time too: here it is off then.
+    "cnn-femnist": partial(cnn, channels=(16, 32), hidden=(128,), dropout=(0.25, 0.5)),
+    # FedLF, CIFAR-10 (the CNN of FedFV); sizes from its released code. Five layers: the paper's LC_1 to LC_5.
+    "cnn-fedlf": partial(cnn, channels=(64, 64), padding="valid", hidden=(384, 192), dropout=(0.0, 0.2, 0.5)),
+    # FedTilt, CIFAR-10: "3 convolutional blocks and a fully connected layer" is all it says; the sizes are ours.
+    "cnn-fedtilt": partial(cnn, channels=(32, 64, 128), kernel=3, hidden=()),
+    # RFFL, MNIST: "a standard 2-layer CNN"; sizes, tanh and the 32x32 images are its released code's.
+    "cnn-rffl": partial(
+        cnn, channels=(64, 16), kernel=(3, 7), padding="valid", hidden=(200,), activation="tanh", margin=2
+    ),
+    "resnet": resnet,
+    "text-cnn": text_cnn,
+}
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _chance(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1
+
+
+def _list_of(check: Callable[[object], bool], value: object) -> bool:
+    return isinstance(value, list | tuple) and all(map(check, value))
+
+
+_WHOLE = _whole, "a whole number, 1 or more"
+_WHOLES = partial(_list_of, _whole), "a list of whole numbers, each 1 or more"
+_RULES: dict[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(("outputs", "vocabulary", "dim", "filters", "blocks", "pool"), _WHOLE),
+    "hidden": _WHOLES,
+    **dict.fromkeys(("channels", "widths"), (lambda v: bool(v) and _list_of(_whole, v), _WHOLES[1] + ", not empty")),
+    "kernel": (lambda v: _whole(v) or _list_of(_whole, v), "a whole number, or one for each number of channels"),
+    "margin": (lambda v: _whole(v) or v == 0, "a whole number, 0 or more"),
+    "dropout": (partial(_list_of, _chance), "a list of chances, each from 0 up to (not including) 1"),
+    "padding": (lambda v: v in ("same", "valid"), 'use "same" or "valid"'),
+    "activation": (lambda v: v in ("relu", "tanh"), 'use "relu" or "tanh"'),
+    "bias": (lambda v: isinstance(v, bool), "true or false"),
+}
+
+
+def build(kind: str, shape: Shape, classes: int, stream: Stream, **params: object) -> nn.Module:
+    """The model `kind` for samples of `shape`, in PyTorch's default initialisation drawn from `stream`.
+
+    The global generator is left as it was. classes = 0 is a regression, with one output unless `outputs` says more;
+    `outputs = 1` is also what a hinge loss on two classes needs.
+    """
+    if kind not in MODELS:
+        raise EquipoiseError(f"model: kind is {kind!r}", nearest(kind, MODELS))
+    known = {n: p for n, p in inspect.signature(MODELS[kind]).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    for name, value in params.items():
+        if name not in known:
+            raise EquipoiseError(f"model {kind}: no parameter is called {name!r}", nearest(name, known))
+        if not _RULES[name][0](value):
+            raise EquipoiseError(f"model {kind}: {name} is {value!r}", _RULES[name][1])
+    for name, p in known.items():
+        if p.default is p.empty and name not in params:
+            raise EquipoiseError(f"model {kind}: {name} is not given", f"{_RULES[name][1]}; it has no default")
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # torch.manual_seed would also seed every GPU's generator.
+        torch.default_generator.manual_seed(stream.torch().initial_seed())
+        return MODELS[kind](tuple(shape), classes, **params)
+
+
+# ------------------------------------------------------------------------------------------------- any module
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is a function of `key` and of an element's position, and of nothing else.
+
+    The same client and step therefore get the same mask alone, among other clients under vmap (with one key each),
+    padded to a longer batch, on any device. `trailing` dimensions share their fate (whole channels, as in Dropout2d).
+    The first dimension is the batch.
+    """
+
+    key: Tensor
+
+    def __init__(self, p: float = 0.5, trailing: int = 0, salt: int = 0) -> None:
+        super().__init__()
+        self.p, self.trailing, self.salt = p, trailing, salt
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        if self.p == 1.0:
+            return x * 0.0
+        shape = (*x.shape[: x.ndim - self.trailing], *[1] * self.trailing)
+        place = torch.arange(math.prod(shape), device=x.device).view(shape)
+        keep = Stream(self.salt).bits(self.key, place) >= int(self.p * 2**64) - 2**63
+        return x * (keep.to(x.dtype) / (1.0 - self.p))
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, trailing={self.trailing}"
+
+
+_TRAILING = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    """What is trained, sent and averaged: parameters that require a gradient, a shared one once, by its first name.
+
+    Parameters with `requires_grad = False` and all buffers are constants, the same for every client.
+    """
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def dropout_keys(module: nn.Module) -> tuple[str, ...]:
+    """The names of the buffers in an adapted module that set its dropout masks; give all of them the same key."""
+    return tuple(f"{path}.key" if path else "key" for path, m in module.named_modules() if isinstance(m, KeyedDropout))
+
+
+def adapt(module: nn.Module) -> nn.Module:
+    """A copy of any module, made fit for the engine; EquipoiseError names the part that cannot be.
+
+    Dropout becomes `KeyedDropout`, each with a mask of its own. See `weights` for what is trained.
+    """
+    everything: Iterable[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
+    for name, tensor in everything:
+        if is_lazy(tensor):
+            raise EquipoiseError(f"model: {name} is not initialised yet", "call the model once on a batch, then use it")
+    for path, part in module.named_modules():
+        _refuse(path or "the model itself", part)
+    if not weights(module):
+        hint = "at least one parameter must require a gradient"
+        raise EquipoiseError(f"model: {type(module).__name__} has no parameter to train", hint)
+    _one_dtype(everything)
+    try:
+        fit = copy.deepcopy(module)
+    except (RuntimeError, TypeError) as error:
+        raise EquipoiseError(f"model: {type(module).__name__} cannot be copied: {error}") from error
+    return _with_keyed_dropout(fit)
+
+
+def _refuse(path: str, part: nn.Module) -> None:
+    name = type(part).__name__
+    if isinstance(part, _BatchNorm) or (isinstance(part, _InstanceNorm) and part.track_running_stats):
+        raise EquipoiseError(
+            f"model: {path} is a {name}, whose statistics mix the samples of a batch and are no parameters",
+            'use GroupNorm, or a network without normalisation (kind "resnet")',
+        )
+    if isinstance(part, _DropoutNd) and type(part) not in _TRAILING:
+        raise EquipoiseError(f"model: {path} is a {name}", "use Dropout, Dropout1d, Dropout2d or Dropout3d")
+
+
+def _one_dtype(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    real = {name: t.dtype for name, t in tensors if t.is_floating_point() or t.is_complex()}
+    first, dtype = next(iter(real.items()))
+    for name, other in real.items():
+        if other != dtype or not other.is_floating_point:
+            raise EquipoiseError(
+                f"model: {first} is {dtype} and {name} is {other}", "one real type, as in model.float()"
+            )
+
+
+def _with_keyed_dropout(module: nn.Module) -> nn.Module:
+    made: dict[int, KeyedDropout] = {}
+    device = next(module.parameters()).device
+    for path, part in list(module.named_modules(remove_duplicate=False)):
+        if isinstance(part, _DropoutNd):
+            parent, _, name = path.rpartition(".")
+            # One dropout under two names stays one, so that `check_forward` sees it called twice.
+            keyed = made.setdefault(id(part), KeyedDropout(part.p, _TRAILING[type(part)]))
+            setattr(module.get_submodule(parent), name, keyed.to(device).train(part.training))
+    for path, part in module.named_modules():
+        if isinstance(part, KeyedDropout):
+            part.salt = Stream(0).child("dropout", path).key
+    return module
+
+
+def check_forward(module: nn.Module, x: Tensor) -> Tensor:
+    """The outputs of an adapted module for one batch in training mode, if it behaves; the module is not changed.
+
+    EquipoiseError names a buffer that changed, a dropout used twice, random numbers drawn outside of `KeyedDropout`,
+    or outputs that are no [B, C].
+    """
+    probe, calls = copy.deepcopy(module).train(), Counter[str]()
+    for path, part in probe.named_modules():
+        if isinstance(part, KeyedDropout):
+            part.register_forward_hook(lambda *_, path=path: calls.update([path]))
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
+        before = _random_state(x)
+        try:
+            outputs = probe(x)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            name = type(module).__name__
+            raise EquipoiseError(f"model: {name} fails on a batch {tuple(x.shape)} {x.dtype}: {error}") from error
+        drawn = not torch.equal(before, _random_state(x))
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[0] != x.shape[0]:
+        found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise EquipoiseError(f"model: a batch of {x.shape[0]} gives {found}", "outputs must be [batch, classes]")
+    now = dict(probe.named_buffers())
+    for name, buffer in module.named_buffers():
+        if name not in now or not torch.equal(buffer, now[name]):
+            raise EquipoiseError(f"model: buffer {name} changes in training", "a model may not remember batches")
+    for path, count in calls.items():
+        if count > 1:
+            hint = "give every place a dropout module of its own, or their masks are the same"
+            raise EquipoiseError(f"model: {path} is called {count} times in one pass", hint)
+    if drawn:
+        hint = "use nn.Dropout modules; no F.dropout, no dropout inside attention or recurrent layers"
+        raise EquipoiseError("model: it draws random numbers of its own in training", hint)
+    return outputs
+
+
+def _random_state(x: Tensor) -> Tensor:
+    return torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()

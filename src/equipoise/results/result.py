@@ -1,0 +1,87 @@
+"""What a run gives back, with a folder and without."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from equipoise import files
+from equipoise.layout import Layout
+from equipoise.results.rows import Rows, table_of
+from equipoise.results.table import Table
+
+State = Literal["running", "interrupted", "finished", "failed"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """What a run returns, the same with a folder and without."""
+
+    clients: Table
+    rounds: Table
+    _summary: Mapping[str, Any]
+    model: Tensor | None
+    personal: dict[int, Tensor] | None
+    """The model of each client that has one of its own."""
+    config: Mapping[str, Any]
+    path: Path | None = None
+    note: str = ""
+    """Why it is not the whole run, if it is not."""
+
+    def summary(self) -> dict[str, Any]:
+        return dict(self._summary)
+
+    def __repr__(self) -> str:
+        note = f"; {self.note}" if self.note else ""
+        return f"Result({self.path or 'in memory'}: {len(self.rounds)} rounds, {len(self.clients)} client rows{note})"
+
+
+def parse_config(config: bytes) -> dict[str, Any]:
+    try:
+        return tomllib.loads(config.decode())
+    except ValueError:
+        return {}
+
+
+class MemoryRun:
+    """A run without a folder: the same calls as a RunFolder, and nothing touches the disk."""
+
+    def __init__(self, config: bytes = b"") -> None:
+        self.config = config
+        self.parts: tuple[tuple[str, str], ...] = ()
+        self._rows = Rows()
+
+    def append(self, name: str, columns: Mapping[str, Any]) -> None:
+        self._rows.append(name, columns)
+
+    def flush(self, round: int) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def time(self, round: int, seconds: Mapping[str, float]) -> None: ...
+
+    def mark(self, state: State, round: int, reason: str = "") -> None: ...
+
+    def log(self, line: str) -> None: ...
+
+    def discard_after(self, round: int) -> None:
+        self._rows = Rows()
+
+    def close(self) -> None: ...
+
+    def finish(
+        self,
+        summary: Mapping[str, Any],
+        model: Tensor,
+        personal: Mapping[int, Tensor] | None = None,
+        layout: Layout | None = None,
+    ) -> Result:
+        own = None if personal is None else {int(k): personal[k].detach().cpu().clone() for k in sorted(personal)}
+        rounds, clients = table_of(self._rows.rounds_table()), table_of(self._rows.clients_table())
+        plain = json.loads(files.encode_json(summary))
+        return Result(clients, rounds, plain, model.detach().cpu().clone(), own, parse_config(self.config))

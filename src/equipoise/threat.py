@@ -1,0 +1,99 @@
+"""The vocabulary of attacks. An attack belongs to the world, never to a method: no method can see any of this.
+
+Who is malicious is part of the attack and fixed for the run: a `fraction` of the clients, a `count`, or a list of
+`clients`. Every hook sees only what malicious clients hold, except `corrupt`, which is given the honest rows as well:
+the strongest attacker that the literature considers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.errors import EquipoiseError
+from equipoise.streams import Stream
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Training samples of malicious clients: x [n, ...] in [0, 1] for images, y [n]; whose, and their numbers."""
+
+    x: Tensor
+    y: Tensor
+    client: Tensor
+    index: Tensor
+    classes: int
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What malicious clients say of themselves: sizes, losses and signals, a row each."""
+
+    sizes: Tensor
+    losses: Tensor | None
+    signals: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Forgery:
+    """What an attacker knows when it forges the updates of its f clients."""
+
+    ids: Tensor
+    own: Tensor
+    """[f, d]: what honest training gave its own clients."""
+    honest: Tensor
+    """[h, d]: the other clients' updates."""
+    round: int
+    lr: float
+    stream: Stream
+    oracle: Callable[[Tensor], Tensor]
+    """own updates [f, d] -> the direction [d] that the server would take; pure, for line searches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """What malicious clients do; every hook defaults to honesty."""
+
+    fraction: float | None = None
+    count: int | None = None
+    clients: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        name, given = type(self).__name__, [v for v in (self.fraction, self.count, self.clients) if v is not None]
+        if len(given) != 1:
+            raise EquipoiseError(f"{name}: {len(given)} of fraction, count and clients given", "give exactly one")
+        if self.fraction is not None and not 0.0 <= self.fraction <= 1.0:
+            raise EquipoiseError(f"{name}: fraction is {self.fraction}", "a share of the clients, from 0 to 1")
+        if self.count is not None and self.count < 0:
+            raise EquipoiseError(f"{name}: count is {self.count}", "a number of clients, 0 or more")
+
+    def malicious(self, n: int, stream: Stream) -> Tensor:
+        """The ids of the malicious among n clients, ascending. A fraction is rounded to the nearest number."""
+        if self.clients is not None:
+            ids = torch.tensor(sorted(set(self.clients)), dtype=torch.int64)
+            if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= n):
+                raise EquipoiseError(f"{type(self).__name__}: clients is {list(self.clients)}", f"ids are 0 to {n - 1}")
+            return ids
+        count = self.count if self.count is not None else round(float(self.fraction or 0.0) * n)
+        if count > n:
+            raise EquipoiseError(f"{type(self).__name__}: count is {count}", f"the federation has {n} clients")
+        return stream.bits(torch.arange(n)).argsort()[:count].sort().values
+
+    def poison(self, samples: Samples, stream: Stream) -> Samples:
+        """Change malicious clients' training data, once, before round 0."""
+        return samples
+
+    def outliers(self, samples: Samples, stream: Stream) -> Samples:
+        """Change what a malicious client trains on, anew every round; `stream` is the round's own."""
+        return samples
+
+    def corrupt(self, seen: Forgery) -> Tensor:
+        """The updates [f, d] that malicious clients send."""
+        return seen.own
+
+    def lie(self, claims: Claims, stream: Stream) -> Claims:
+        """What malicious clients say about themselves."""
+        return claims
