@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,7 +53,8 @@ def simulation(
     scenario = Scenario(fed, module, train or Train(batch=5, lr=0.1), participation or Participation(), attack=attack)
     if admission is not None:
         scenario = Scenario(fed, module, scenario.train, scenario.participation, admission, attack)
-    return Simulation(scenario, method or Method(), run or Run(dtype="float64"))
+    run = run or Run(dtype="float64")
+    return Simulation(scenario, method or Method(), replace(run, device="cpu") if run.device == "auto" else run)
 
 
 def relative(a: Tensor, b: Tensor) -> float:

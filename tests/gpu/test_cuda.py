@@ -46,6 +46,21 @@ def test_cuda_equals_cpu(method: Method, attack: Attack | None, model: str, exec
         assert loss == pytest.approx(ends[1][1][kind], rel=1e-9)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("model", MODELS)
+def test_rows_equal_loop(model: str, dtype: str) -> None:
+    kind, params, shape = MODELS[model]
+    made = []
+    for executor in ("vmap", "loop"):
+        run = Run(executor=executor, dtype=dtype, device="cuda")  # type: ignore[arg-type]
+        train = Train(steps=20, batch=5, lr=0.1)
+        sim = simulation(fedprox(0.1), federation(shape=shape), model=kind, train=train, run=run, **params)
+        start = sim.server.w.clone()
+        sim.step()
+        made.append(start - sim.server.w)
+    assert relative(*made) < (1e-5 if dtype == "float32" else 1e-10)
+
+
 def test_streams_agree_to_the_bit() -> None:
     ids, place = torch.arange(100)[:, None], torch.arange(1000)
     assert torch.equal(Stream(3).bits(ids, place), Stream(3).bits(ids.cuda(), place.cuda()).cpu())

@@ -170,8 +170,8 @@ def _stacked(states: list[State]) -> State:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread per operation.
+def steady() -> Iterator[None]:
+    """One thread per operation on a CPU; on a GPU full float32 precision and kernels that repeat themselves.
 
     A client's operations are small: threads that wait for each other cost more than they bring (many times more on a
     busy machine), and results must not depend on how many cores there are.
@@ -179,6 +179,7 @@ def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
     finally:
         torch.set_num_threads(before)

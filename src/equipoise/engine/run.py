@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from equipoise.core import Method, State
 from equipoise.data.federation import Federation
 from equipoise.engine.admission import admit
-from equipoise.engine.clients import one_thread
+from equipoise.engine.clients import steady
 from equipoise.engine.evaluate import evaluate_global, evaluate_personal
 from equipoise.engine.exchange import Plan, Replies
 from equipoise.engine.net import Net
@@ -74,7 +74,7 @@ class Simulation:
         return self.simulator.malicious
 
     def step(self) -> RoundRecord:
-        with one_thread():
+        with steady():
             return self.server.step(self.simulator)
 
     def _direction(self, plan: Plan, replies: Replies) -> Tensor:
@@ -90,7 +90,7 @@ class Simulation:
 
     def evaluate(self, split: str) -> dict[str, Evaluation]:
         """Per-client results of the "global" model and, where clients have their own, of the "personal" ones."""
-        with one_thread():
+        with steady():
             found = {"global": evaluate_global(self.simulator, self.server.w, split)}
             if self.method.client.personalised:
                 found["personal"] = evaluate_personal(self.simulator, self.server.w, split)
