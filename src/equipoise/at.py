@@ -86,5 +86,8 @@ class At(Protocol):
     def risk(self, rows: Tensor, split: str = "train") -> Tensor:
         """[K]: the mean loss of `rows` over the whole of a split ("train", "validation"); 0 where it is empty."""
 
+    def size(self, split: str = "train") -> Tensor:
+        """[K]: how many samples each client has in a split."""
+
     def fit_alone(self, stop: Stop) -> Tensor:
         """[K, d]: the model that each client reaches alone, from the run's initial model. Slow; for `prepare`."""

@@ -95,6 +95,10 @@ class ClientRule(ABC):
         """What to do with a delta that the server sent to this client alone, after the round."""
         return state
 
+    def finish(self) -> ClientRule | None:
+        """What every client does once more after the last round, with this rule's state (finetuning)."""
+        return None
+
     def personal(self, w: Tensor, state: State) -> Tensor:
         """The models that clients use, given the global one as rows."""
         return w

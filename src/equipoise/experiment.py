@@ -242,6 +242,8 @@ class _Course:
         done, rounds = self.simulation.round, self.experiment.scenario.train.rounds
         trained = time.monotonic()
         last = done == rounds or self.stopped is not None
+        if last:
+            self.simulation.finish()
         if last or (run.eval_every and done % run.eval_every == 0):
             self._evaluate()
         self.folder.time(done, {"round": trained - start, "evaluate": time.monotonic() - trained})
@@ -252,12 +254,12 @@ class _Course:
             self.progress(Progress(done, rounds, time.monotonic() - self.began, record.skipped, accuracy))
 
     def _evaluate(self) -> None:
-        simulation, n = self.simulation, self.experiment.scenario.federation.n_clients
-        flags = np.zeros(n, dtype=bool)
+        simulation = self.simulation
+        flags = np.zeros(simulation.n_clients, dtype=bool)
         flags[sorted(self.quarantined)] = True
         found: dict[str, Any] = {"round": simulation.round}
         for split in ("validation", "test"):
-            if not bool(self.experiment.scenario.federation.splits[split].size.any()):
+            if not bool(simulation.scenario.federation.splits[split].size.any()):
                 continue
             for model, evaluation in simulation.evaluate(split).items():
                 malicious = simulation.malicious.numpy()
@@ -322,6 +324,7 @@ def _row(record: RoundRecord) -> dict[str, Any]:
         "conflicts": record.conflicts.get("model", 0),
         "info": {
             "drawn": list(record.drawn),
+            "admitted": list(record.admitted),
             "quarantined": {str(i): reason for i, reason in sorted(record.quarantined.items())},
             "conflicts": record.conflicts,
             **{name: _plain(value) for name, value in record.info.items()},

@@ -1,8 +1,9 @@
 """The vocabulary of attacks. An attack belongs to the world, never to a method: no method can see any of this.
 
-Who is malicious is part of the attack and fixed for the run: a `fraction` of the clients, a `count`, or a list of
-`clients`. Every hook sees only what malicious clients hold, except `corrupt`, which is given the honest rows as well:
-the strongest attacker that the literature considers.
+Who is malicious is part of the attack and fixed for the run: a `fraction` of the clients, a `count`, a list of
+`clients`, or clients `added` to the honest ones, as a share of their number. Every hook sees only what malicious
+clients hold, except `corrupt`, which is given the honest rows as well: the strongest attacker that the literature
+considers.
 """
 
 from __future__ import annotations
@@ -60,15 +61,25 @@ class Attack:
     fraction: float | None = None
     count: int | None = None
     clients: tuple[int, ...] | None = None
+    added: float | None = None
+    holds_data = True
+    """Whether clients that the attack adds need training samples (class attribute, not a parameter)."""
 
     def __post_init__(self) -> None:
-        name, given = type(self).__name__, [v for v in (self.fraction, self.count, self.clients) if v is not None]
-        if len(given) != 1:
-            raise EquipoiseError(f"{name}: {len(given)} of fraction, count and clients given", "give exactly one")
+        name, ways = type(self).__name__, (self.fraction, self.count, self.clients, self.added)
+        given = sum(v is not None for v in ways)
+        if given != 1:
+            raise EquipoiseError(f"{name}: {given} of fraction, count, clients and added given", "give exactly one")
+        if self.added is not None and not 0.0 <= self.added <= 100.0:
+            raise EquipoiseError(f"{name}: added is {self.added}", "a share of the honest clients; 1.1 adds 110%")
         if self.fraction is not None and not 0.0 <= self.fraction <= 1.0:
             raise EquipoiseError(f"{name}: fraction is {self.fraction}", "a share of the clients, from 0 to 1")
         if self.count is not None and self.count < 0:
             raise EquipoiseError(f"{name}: count is {self.count}", "a number of clients, 0 or more")
+
+    def added_to(self, n: int) -> int:
+        """How many clients join n honest ones."""
+        return round((self.added or 0.0) * n)
 
     def malicious(self, n: int, stream: Stream) -> Tensor:
         """The ids of the malicious among n clients, ascending. A fraction is rounded to the nearest number."""

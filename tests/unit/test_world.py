@@ -1,18 +1,21 @@
 """Same seed, same clients, same batches: whatever the method, the attack and the rest."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 from tests.small import federation, relative, simulation
 
 from equipoise.attacks import LabelNoise, SignFlip
-from equipoise.core import Method
+from equipoise.core import At, Method, State
 from equipoise.data.federation import Federation, Split
+from equipoise.engine.adversary import enlarged, poisoned
 from equipoise.engine.run import Simulation
 from equipoise.engine.settings import Participation, Run, Train
-from equipoise.engine.simulator import poisoned
 from equipoise.errors import EquipoiseError
 from equipoise.methods import fedavg, fedprox, local
+from equipoise.methods.local import Alone
 from equipoise.streams import Stream
 from equipoise.threat import Attack
 
@@ -186,3 +189,60 @@ def test_a_model_that_cannot_be_mapped_runs_one_by_one_and_says_why() -> None:
     sim.step()
     with pytest.raises(EquipoiseError, match="cannot map"):
         simulation(model=Odd(), run=Run(executor="vmap"))
+
+
+def test_added_attackers_change_nothing_about_the_honest() -> None:
+    fed, three = federation(SIZES), Participation(per_round=3)
+    clean, joined = (simulation(fed=fed, participation=three, attack=a) for a in (None, SignFlip(added=0.5, scale=1.0)))
+    assert joined.n_clients == 12 and joined.malicious.tolist() == [False] * 8 + [True] * 4
+    for _ in range(4):
+        honest, both = clean.step().drawn, joined.step().drawn
+        assert [i for i in both if i < 8] == list(honest)
+        assert len([i for i in both if i >= 8]) == 2
+    for k in range(8):
+        assert torch.equal(joined.simulator.federation.splits["train"].of_client(k), fed.splits["train"].of_client(k))
+    found = joined.evaluate("test")["global"]
+    assert found.n.tolist() == [5] * 8 + [0] * 4
+
+
+def test_added_attackers_hold_data_like_an_honest_clients() -> None:
+    fed = federation(SIZES)
+    big = enlarged(fed, SignFlip(added=1.0), Stream(1))
+    honest = {tuple(c) for c in fed.class_counts().tolist()}
+    for k in range(8, 16):
+        counts = torch.bincount(fed.data.y[big.splits["train"].of_client(k)], minlength=3)
+        assert tuple(counts.tolist()) in honest
+
+
+def test_an_attacker_without_data_claims_the_median_size() -> None:
+    class Idle(Attack):
+        holds_data = False
+
+    sim = simulation(fed=federation(SIZES), attack=Idle(added=0.25))
+    assert sim.simulator.federation.sizes.tolist()[8:] == [0, 0]
+    assert sim.simulator.claimed.tolist()[8:] == [10, 10]
+    assert sim.simulator.claimed.tolist()[:8] == list(SIZES)
+
+
+def test_finishing_trains_every_client_once_more_after_the_last_round() -> None:
+    @dataclass(frozen=True)
+    class Tune(Alone):
+        def begin(self, received: torch.Tensor, state: State, at: At) -> tuple[torch.Tensor, State]:
+            return received, {}
+
+    @dataclass(frozen=True)
+    class Later(Tune):
+        def end(self, w: torch.Tensor, state: State, at: At) -> tuple[torch.Tensor, State]:
+            return w, state
+
+        def finish(self) -> Tune:
+            return Tune()
+
+    sim = simulation(Method("later", Later()), federation(SIZES), participation=Participation(per_round=2))
+    for _ in range(3):
+        sim.step()
+    assert all(torch.equal(m, sim.simulator.w0) for m in sim.personal()[1])  # type: ignore[index]
+    sim.finish()
+    ids, models = sim.personal()  # type: ignore[misc]
+    assert ids.tolist() == list(range(8))
+    assert min(relative(m, sim.server.w) for m in models) > 1e-9

@@ -35,15 +35,33 @@ def cohort_size(settings: Participation, n_clients: int) -> int:
 class Participants:
     """Draws the cohort of every round."""
 
-    def __init__(self, settings: Participation, sizes: Tensor, stream: Stream) -> None:
-        self.n, self.size = len(sizes), cohort_size(settings, len(sizes))
+    def __init__(self, settings: Participation, sizes: Tensor, stream: Stream, added: int = 0) -> None:
+        self.n, self.size, self.added = len(sizes), cohort_size(settings, len(sizes)), added
         self.settings, self.stream = settings, stream
         self._sizes = sizes.to(torch.float64)
         self._total = self._sizes.cumsum(0) if settings.sampling == "size" else None
         self._trace = _read_trace(settings.trace, self.n) if settings.trace else None
 
     def draw(self, round: int, excluded: Tensor) -> Tensor:
-        """The ids drawn in a round, ascending; `excluded` [N] bool are passed over."""
+        """The ids drawn in a round, ascending; `excluded` [N + added] bool are passed over.
+
+        Clients that an attack added have the ids from N on. As large a share of them is drawn as of the others, from
+        a stream of their own, so that they change nothing about who else is drawn.
+        """
+        honest = self._honest(round, excluded[: self.n])
+        if self.added == 0:
+            return honest
+        free = self.n + torch.nonzero(~excluded[self.n :]).flatten()
+        order = free[self.stream.child("added", round).bits(free).argsort()]
+        extra = order[: -(-self.added * self.size // self.n)]
+        return torch.cat([honest, extra.sort().values])
+
+    @property
+    def most(self) -> int:
+        """How many clients a round asks for, the added ones included."""
+        return self.size + (-(-self.added * self.size // self.n) if self.added else 0)
+
+    def _honest(self, round: int, excluded: Tensor) -> Tensor:
         free = ~excluded if self._trace is None else ~excluded & self._available(round)
         stream = self.stream.child("sample", round)
         if self.size >= self.n and self._trace is None:

@@ -45,7 +45,8 @@ class Simulation:
         device, dtype = pick_device(run.device), torch.float64 if run.dtype == "float64" else torch.float32
         net = Net(scenario.model, fed.data.classes, scenario.train.loss, device, dtype)
         self.vectorised, self.executor_reason = choose_executor(run.executor, net, fed, device, dtype)
-        participants = Participants(scenario.participation, fed.sizes, stream)
+        added = scenario.attack.added_to(fed.n_clients) if scenario.attack else 0
+        participants = Participants(scenario.participation, fed.sizes, stream, added)
         self.simulator = Simulator(
             method,
             net,
@@ -70,12 +71,24 @@ class Simulation:
         return self.server.round
 
     @property
+    def n_clients(self) -> int:
+        """All clients, those that an attack added included."""
+        return self.simulator.federation.n_clients
+
+    @property
     def malicious(self) -> Tensor:
         return self.simulator.malicious
 
     def step(self) -> RoundRecord:
         with steady():
             return self.server.step(self.simulator)
+
+    def finish(self) -> None:
+        """After the last round: what the method's clients still do by themselves."""
+        with steady():
+            everyone = torch.arange(self.n_clients, device=self.server.w.device)
+            lr = self.scenario.train.lr * self.scenario.train.lr_decay**self.round
+            self.simulator.finish(Plan(self.round, everyone, self.server.w, lr, {}, frozenset()))
 
     def _direction(self, plan: Plan, replies: Replies) -> Tensor:
         """What the server would do with these replies: the oracle of attacks that look ahead."""

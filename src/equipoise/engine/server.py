@@ -55,8 +55,8 @@ class Server:
         self.rule, self.layout, self.participants = method.server, layout, participants
         self.train, self.admission, self.stream = train, admission, stream
         self.round, self.w, self.state = 0, w.clone(), self.rule.init(w)
-        self.excluded = torch.zeros(participants.n, dtype=torch.bool)
-        self.rule.check(participants.size)
+        self.excluded = torch.zeros(participants.n + participants.added, dtype=torch.bool)
+        self.rule.check(participants.most)
 
     def step(self, exchange: Exchange) -> RoundRecord:
         """One round, whatever the exchange."""
@@ -111,7 +111,7 @@ class Server:
             layout=self.layout,
             round=plan.round,
             lr=plan.lr,
-            n_clients=self.participants.n,
+            n_clients=len(self.excluded),
             rng=self.stream.child("server", plan.round),
             probe=probe if "probe" in plan.needs else None,
         )

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from equipoise.at import Schedule, Stop
-from equipoise.core import Method, State
-from equipoise.data.federation import Dataset, Federation, Split
+from equipoise.core import ClientRule, Method, State
+from equipoise.data.federation import Federation
+from equipoise.engine.adversary import claimed_sizes, infiltrated
 from equipoise.engine.batches import plan_batches
 from equipoise.engine.clients import Done, Executor, Work
 from equipoise.engine.exchange import Plan, Replies
@@ -22,6 +23,8 @@ from equipoise.engine.store import ClientStore
 from equipoise.engine.view import Disturb, World
 from equipoise.streams import Stream
 from equipoise.threat import Attack, Claims, Forgery, Samples
+
+_TOGETHER = 256  # clients that finish together: bounds memory
 
 
 class Simulator:
@@ -42,10 +45,8 @@ class Simulator:
     ) -> None:
         self.rule, self.participants, self.attack, self.stream = method.client, participants, attack, stream
         self.lr, self.schedule = train.lr, Schedule(train.epochs, train.steps, train.batch or None)
-        self.malicious = torch.zeros(federation.n_clients, dtype=torch.bool)
-        if attack is not None:
-            self.malicious[attack.malicious(federation.n_clients, stream.child("attack", "who"))] = True
-            federation = poisoned(federation, attack, self.malicious, stream.child("attack", "poison"))
+        federation, self.malicious = infiltrated(federation, attack, stream.child("attack"))
+        self.claimed = claimed_sizes(federation, self.malicious)
         self.federation, self.host = federation.to(device), federation.splits["train"]
         self.net, self.vectorised, self.workers = net, vectorised, workers
         self.store, self.w0 = ClientStore(federation.n_clients), net.initial()
@@ -65,19 +66,26 @@ class Simulator:
         done = self.train(plan, ids, messages)
         self.store.put(ids, done.state)
         self._last = ids, done
-        sizes = self.host.size[ids.cpu()].to(plan.w.device)
+        sizes = self.claimed[ids.cpu()].to(plan.w.device)
         return self._attacked(plan, Replies(ids, done.updates, sizes, done.losses, done.signals))
 
-    def train(self, plan: Plan, ids: Tensor, messages: State) -> Done:
-        stream = self.stream.child("batch", plan.round)
-        schedule = self.rule.schedule(self.schedule, plan.round, self.stream.child("schedule", plan.round))
-        batches = plan_batches(self.host, ids.cpu(), schedule, stream, self.rule.batches)
+    def finish(self, plan: Plan) -> None:
+        """Every client's last training, if the method has one; nothing is sent to the server any more."""
+        rule = self.rule.finish()
+        if rule is not None:
+            for ids in torch.split(plan.ids, _TOGETHER):
+                self.store.put(ids, self.train(plan, ids, {}, rule).state)
+
+    def train(self, plan: Plan, ids: Tensor, messages: State, rule: ClientRule | None = None) -> Done:
+        rule, stream = rule or self.rule, self.stream.child("batch", plan.round)
+        schedule = rule.schedule(self.schedule, plan.round, self.stream.child("schedule", plan.round))
+        batches = plan_batches(self.host, ids.cpu(), schedule, stream, rule.batches)
         received = plan.w.expand(len(ids), -1)
         work = Work(
             ids, received, batches, messages, plan.lr, plan.round, stream.child("model"), "losses" in plan.needs
         )
         executor = self.executor(self._disturb(plan.round))
-        return executor.run(self.rule, work, self.states(ids), self._alone)
+        return executor.run(rule, work, self.states(ids), self._alone)
 
     def states(self, ids: Tensor) -> State:
         """The lasting state of these clients; those seen for the first time are prepared."""
@@ -186,38 +194,3 @@ def _forged(replies: Replies, bad: Tensor, sent: Any) -> Replies:
         {n: s[good] for n, s in replies.signals.items()},
         dict.fromkeys(replies.ids[bad].tolist(), reason),
     )
-
-
-def poisoned(federation: Federation, attack: Attack, malicious: Tensor, stream: Stream) -> Federation:
-    """The federation after the attack has changed the training samples of malicious clients.
-
-    Changed samples are appended to the dataset and the malicious clients' numbers point there, so that honest clients
-    who share a sample keep the true one. Images are stored with the dataset's own precision.
-    """
-    split, data = federation.splits["train"], federation.data
-    ids = torch.nonzero(malicious).flatten()
-    client = torch.repeat_interleave(ids, split.size[ids])
-    place = torch.arange(len(client)) - torch.repeat_interleave(
-        split.size[ids].cumsum(0) - split.size[ids], split.size[ids]
-    )
-    index = split.index[split.start[client] + place]
-    before = Samples(data.inputs(index), data.y[index], client, index, data.classes)
-    after = attack.poison(before, stream)
-    if after is before or len(index) == 0:
-        return federation
-    # Every malicious client gets a range of its own behind the old ones, which honest clients may share.
-    first, start = len(split.index), split.start.clone()
-    start[ids] = first + split.size[ids].cumsum(0) - split.size[ids]
-    numbers = torch.cat([split.index, torch.arange(len(data), len(data) + len(index))])
-    bigger = replace(
-        data, x=torch.cat([data.x, _stored(data, after.x)]), y=torch.cat([data.y, after.y.to(data.y.dtype)])
-    )
-    bigger = replace(bigger, attributes={n: torch.cat([a, a[index]]) for n, a in data.attributes.items()})
-    return replace(federation, data=bigger, splits={**federation.splits, "train": Split(numbers, start, split.size)})
-
-
-def _stored(data: Dataset, x: Tensor) -> Tensor:
-    """Inputs as a model sees them, back in the form in which the dataset keeps them."""
-    if data.x.dtype == torch.uint8:
-        return (x / data.scale).round().clamp(0, 255).to(torch.uint8)
-    return x.to(data.x.dtype) if data.scale == 1.0 or data.x.dtype == torch.int64 else (x / data.scale).to(data.x.dtype)

@@ -123,6 +123,9 @@ class View:
     def risk(self, rows: Tensor, split: str = "train") -> Tensor:
         return risk(self.world, self.ids, rows, split)
 
+    def size(self, split: str = "train") -> Tensor:
+        return self.world.federation.splits[split].size[self.ids]
+
     def fit_alone(self, stop: Stop) -> Tensor:
         return self._alone(self.ids, stop)
 

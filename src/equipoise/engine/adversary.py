@@ -1,0 +1,107 @@
+"""What an attack does to a federation before the first round: clients it adds, and samples it changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from equipoise.data.federation import Dataset, Federation, Split
+from equipoise.streams import Stream
+from equipoise.threat import Attack, Samples
+
+
+def infiltrated(federation: Federation, attack: Attack | None, stream: Stream) -> tuple[Federation, Tensor]:
+    """The federation with the attack's own clients and poisoned samples in it, and who is malicious [N + added]."""
+    if attack is None:
+        return federation, torch.zeros(federation.n_clients, dtype=torch.bool)
+    honest = federation.n_clients
+    federation = enlarged(federation, attack, stream.child("added"))
+    malicious = torch.arange(federation.n_clients) >= honest
+    malicious[attack.malicious(honest, stream.child("who"))] = True
+    return poisoned(federation, attack, malicious, stream.child("poison")), malicious
+
+
+def enlarged(federation: Federation, attack: Attack, stream: Stream) -> Federation:
+    """The federation with the clients that the attack adds, behind the others.
+
+    Each is modelled on a client drawn at random: for every training sample of that client it holds a random one of the
+    same class from the whole federation (for a regression, any one). Honest clients' data stay as they are. Clients of
+    an attack that needs no data hold none.
+    """
+    count, n = attack.added_to(federation.n_clients), federation.n_clients
+    if count == 0:
+        return federation
+    empty = torch.zeros(count, dtype=torch.int64)
+    splits = {
+        k: Split(s.index, torch.cat([s.start, empty]), torch.cat([s.size, empty])) for k, s in federation.splits.items()
+    }
+    if attack.holds_data:
+        model = stream.child("model").integers(n, torch.arange(count)).tolist()
+        train = federation.splits["train"]
+        held = [_alike(federation.data, train.of_client(m), train.index, stream.child(j)) for j, m in enumerate(model)]
+        own = Split.of(held)
+        splits["train"] = Split(
+            torch.cat([train.index, own.index]),
+            torch.cat([train.start, len(train.index) + own.start]),
+            torch.cat([train.size, own.size]),
+        )
+    return replace(federation, splits=splits)
+
+
+def _alike(data: Dataset, samples: Tensor, pool: Tensor, stream: Stream) -> Tensor:
+    """For every sample, a random one of the same class from the pool."""
+    u = stream.uniform(torch.arange(len(samples)))
+    if data.y.is_floating_point():
+        return pool[(u * len(pool)).long()]
+    labels = data.y[pool]
+    order = labels.argsort(stable=True)
+    count = torch.bincount(labels, minlength=data.classes)
+    first = count.cumsum(0) - count
+    wanted = data.y[samples]
+    return pool[order[first[wanted] + (u * count[wanted]).long()]]
+
+
+def claimed_sizes(federation: Federation, malicious: Tensor) -> Tensor:
+    """[N]: the training sizes that clients report; a malicious client without data says it has the median."""
+    sizes = federation.sizes.clone()
+    honest = sizes[~malicious]
+    if len(honest):
+        sizes[malicious & (sizes == 0)] = honest.median()
+    return sizes
+
+
+def poisoned(federation: Federation, attack: Attack, malicious: Tensor, stream: Stream) -> Federation:
+    """The federation after the attack has changed the training samples of malicious clients.
+
+    Changed samples are appended to the dataset and the malicious clients' numbers point there, so that honest clients
+    who share a sample keep the true one. Images are stored with the dataset's own precision.
+    """
+    split, data = federation.splits["train"], federation.data
+    ids = torch.nonzero(malicious).flatten()
+    client = torch.repeat_interleave(ids, split.size[ids])
+    place = torch.arange(len(client)) - torch.repeat_interleave(
+        split.size[ids].cumsum(0) - split.size[ids], split.size[ids]
+    )
+    index = split.index[split.start[client] + place]
+    before = Samples(data.inputs(index), data.y[index], client, index, data.classes)
+    after = attack.poison(before, stream)
+    if after is before or len(index) == 0:
+        return federation
+    # Every malicious client gets a range of its own behind the old ones, which honest clients may share.
+    first, start = len(split.index), split.start.clone()
+    start[ids] = first + split.size[ids].cumsum(0) - split.size[ids]
+    numbers = torch.cat([split.index, torch.arange(len(data), len(data) + len(index))])
+    bigger = replace(
+        data, x=torch.cat([data.x, _stored(data, after.x)]), y=torch.cat([data.y, after.y.to(data.y.dtype)])
+    )
+    bigger = replace(bigger, attributes={n: torch.cat([a, a[index]]) for n, a in data.attributes.items()})
+    return replace(federation, data=bigger, splits={**federation.splits, "train": Split(numbers, start, split.size)})
+
+
+def _stored(data: Dataset, x: Tensor) -> Tensor:
+    """Inputs as a model sees them, back in the form in which the dataset keeps them."""
+    if data.x.dtype == torch.uint8:
+        return (x / data.scale).round().clamp(0, 255).to(torch.uint8)
+    return x.to(data.x.dtype) if data.scale == 1.0 or data.x.dtype == torch.int64 else (x / data.scale).to(data.x.dtype)
