@@ -36,6 +36,8 @@ class Forward(NamedTuple):
 
     outputs: Tensor
     losses: Tensor
+    features: tuple[Tensor, ...] = ()
+    """[K, B, ...]: what the model's first layers put out, as many as the rule's `features` asks for."""
 
 
 CustomLoss = Callable[[Forward], Tensor]
@@ -79,6 +81,9 @@ class At(Protocol):
 
     def outputs(self, rows: Tensor, batch: int = 0) -> Tensor:
         """[K, B, ...]: what the models `rows` answer on one of this step's batches."""
+
+    def features(self, rows: Tensor, batch: int = 0) -> tuple[Tensor, ...]:
+        """[K, B, ...] each: what the first layers of the models `rows` put out on one of this step's batches."""
 
     def descend(self, rows: Tensor, grad: Tensor) -> Tensor:
         """`rows - lr * grad`, in one pass."""

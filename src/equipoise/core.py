@@ -60,6 +60,10 @@ class ClientRule(ABC):
     objective: Objective = Mean()
     batches: int = 1
     """How many independent batches one step sees (Per-FedAvg: 3)."""
+    needs: frozenset[str] = frozenset()
+    """Splits of the clients' data, beyond "train", that it cannot do without ("validation")."""
+    features: int = 0
+    """How many of the model's first layers a custom loss looks at (FedCKA: 2)."""
     personalised: bool = False
     """Whether clients use a model of their own: then `personal` says which."""
 
@@ -180,7 +184,7 @@ class ServerRule(ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it reads beyond updates and sizes: "losses", "probe". Nobody pays for what no rule uses."""
+        """What it reads beyond updates and sizes: "losses", "probe", "root". Nobody pays for what no rule uses."""
         return frozenset()
 
     def init(self, w: Tensor) -> State:

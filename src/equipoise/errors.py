@@ -13,6 +13,10 @@ class EquipoiseError(Exception):
         super().__init__(message + (f"\n  hint: {hint}" if hint else ""))
         self.message, self.hint = message, hint
 
+    def __reduce__(self) -> tuple[type[EquipoiseError], tuple[str, str]]:
+        """So that it comes back whole from another process."""
+        return EquipoiseError, (self.message, self.hint)
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: the nearest known one, or all of them."""

@@ -48,6 +48,9 @@ class Interrupted(Exception):
         super().__init__(f"stopped after round {round}; {where}")
         self.path, self.round = path, round
 
+    def __reduce__(self) -> tuple[Any, ...]:  # so that it comes back whole from another process
+        return type(self), (self.path, self.round)
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -77,9 +80,9 @@ class Experiment:
 # ------------------------------------------------------------------------------------------ putting together
 
 
-def build(config: configs.Config) -> Experiment:
-    """Load the data, split it, make the model: everything that can fail before the first round fails here."""
-    federation = make_federation(config.data, config.run.seed)
+def build(config: configs.Config, federation: Federation | None = None) -> Experiment:
+    """Load the data (unless it is given), split it, make the model: what can fail before the first round fails here."""
+    federation = federation or make_federation(config.data, config.run.seed)
     stream = Stream(config.run.seed).child("init")
     shape = tuple(federation.data.x.shape[1:])
     params = dict(config.model.params)
@@ -112,6 +115,7 @@ def make_federation(data: configs.Data, seed: int) -> Federation:
         test=data.test,
         validation=data.validation,
         test_set=data.test_set,
+        root=data.root,
         seed=chosen,
         **kind,
     )
@@ -246,7 +250,7 @@ class _Course:
             self.simulation.finish()
         if last or (run.eval_every and done % run.eval_every == 0):
             self._evaluate()
-        self.folder.time(done, {"round": trained - start, "evaluate": time.monotonic() - trained})
+        self.folder.time(done, {"train": trained - start, "evaluate": time.monotonic() - trained})
         if last or done % run.checkpoint_every == 0:
             self._save()
         if self.progress:
@@ -258,7 +262,7 @@ class _Course:
         flags = np.zeros(simulation.n_clients, dtype=bool)
         flags[sorted(self.quarantined)] = True
         found: dict[str, Any] = {"round": simulation.round}
-        for split in ("validation", "test"):
+        for split in ("validation", "test") if self.experiment.run.splits == "all" else ("validation",):
             if not bool(simulation.scenario.federation.splits[split].size.any()):
                 continue
             for model, evaluation in simulation.evaluate(split).items():
@@ -269,6 +273,9 @@ class _Course:
                 numbers = metrics.summarise(columns, split, model)
                 main = split == "test" and (model == "personal" or not simulation.method.client.personalised)
                 found.update(numbers if main else {f"{split}_{model}_{k}": v for k, v in numbers.items()})
+        success = simulation.success()
+        if success is not None:
+            found["attack_success"] = success
         self.quarantined = set()
         self.series.append(found)
 

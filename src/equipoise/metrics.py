@@ -240,3 +240,85 @@ def _dots(updates: Tensor, direction: Tensor, parts: Sequence[slice]) -> Tensor:
             piece = slice(start, min(start + step, part.stop))
             total += updates[:, piece].double() @ direction[piece].double()
     return total
+
+
+# ------------------------------------------------------------------------------------- against what clients have alone
+
+
+def _benign(malicious: ArrayLike | None, *columns: ArrayLike) -> list[Floats]:
+    """The rows of benign clients in which no number is missing."""
+    values = [np.asarray(c, np.float64) for c in columns]
+    keep = ~np.isnan(values).any(axis=0) & (~np.asarray(malicious, bool) if malicious is not None else True)
+    return [v[keep] for v in values]
+
+
+def gaps(loss: ArrayLike, optimum: ArrayLike, malicious: ArrayLike | None = None) -> dict[str, float]:
+    """EAGLE's loss gaps, loss [N] minus the loss [N] of the model that each client trains alone, over benign clients.
+
+    The variance is the sample's (divided by N - 1), as in that paper, and NaN for a single client. A client without
+    samples, whose loss is NaN, has no gap.
+    """
+    own, alone = _benign(malicious, loss, optimum)
+    with np.errstate(all="ignore"):  # a diverged model has infinite gaps
+        gap = own - alone
+        even = gap - gap.min() if gap.size else gap  # equal gaps have a variance of exactly 0
+        return {
+            "gap_max": float(gap.max()) if gap.size else float("nan"),
+            "gap_min": float(gap.min()) if gap.size else float("nan"),
+            "gap_variance": float(even.var(ddof=1)) if gap.size > 1 else float("nan"),
+            "gap_mean": mean(gap),
+        }
+
+
+def pearson(a: Floats, b: Floats) -> float:
+    """The linear correlation of two columns without NaN; NaN where one of them is constant, or there is none."""
+    if a.size == 0 or a.min() == a.max() or b.min() == b.max():
+        return float("nan")
+    with np.errstate(all="ignore"):
+        x, y = (v - v.mean() for v in (a, b))
+        x, y = (v / np.abs(v).max() for v in (x, y))  # squares of tiny numbers would vanish
+        return float(np.clip((x @ y) / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
+
+
+def ranks(values: Floats) -> Floats:
+    """1 for the smallest; equal values share the mean of their ranks."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    out: Floats = (np.cumsum(count) - (count - 1) / 2)[place]
+    return out
+
+
+def collaborative(standalone: ArrayLike, received: ArrayLike, malicious: ArrayLike | None = None) -> dict[str, float]:
+    """RFFL's collaborative fairness: does who brings more get more? Over benign clients.
+
+    Correlation of the accuracies [N] that clients reach alone with those of the models that they receive; NaN where it
+    is undefined, as when all receive the same.
+    """
+    alone, got = _benign(malicious, standalone, received)
+    return {"pearson": pearson(alone, got), "spearman": pearson(ranks(alone), ranks(got))}
+
+
+def ledger(rounds: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Array]:
+    """A row per round and client with a reputation: what it was, what share was given for it, and removals.
+
+    `rounds` are (round, info) as in a run's rounds table: info["admitted"] are the clients' ids, info["reputation"] and
+    info["quota"] have an entry for each of them, info["excluded"] are those removed. Why is in info["removed"], a
+    {"client", "reason"} for each, or in info["reason"] for all. Rounds without reputations have no rows.
+    """
+    pages = [_page(round, info) for round, info in rounds if "reputation" in info]
+    empty = _page(0, {"admitted": (), "reputation": ()})
+    return {name: np.concatenate([column, *(p[name] for p in pages)]) for name, column in empty.items()}
+
+
+def _page(round: int, info: Mapping[str, Any]) -> dict[str, Array]:
+    client = np.asarray(info["admitted"], np.int64)
+    removed = np.isin(client, np.asarray(info.get("excluded", ()), np.int64))
+    why = {int(t["client"]): str(t["reason"]) for t in info.get("removed", ())}
+    told = [why.get(k, str(info.get("reason", ""))) if r else "" for k, r in zip(client.tolist(), removed, strict=True)]
+    return {
+        "round": np.full(len(client), round, np.int64),
+        "client": client,
+        "reputation": np.asarray(info["reputation"], np.float64),
+        "quota": np.asarray(info.get("quota", np.full(len(client), np.nan)), np.float64),
+        "removed": removed,
+        "reason": np.asarray(told, dtype=str),
+    }

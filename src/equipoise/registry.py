@@ -183,7 +183,10 @@ def _built_in(kind: Kind) -> Mapping[str, Entry]:
     if kind == "datasets":
         return _datasets()
     if kind == "objectives":
-        return {"mean": Entry.of("mean", kind, core.Mean, core.Mean.__doc__)}
+        from equipoise.objectives import ClassTilted, Tilted
+
+        known = {"mean": core.Mean, "tilted": Tilted, "class-tilted": ClassTilted}
+        return {name: Entry.of(name, kind, made, made.__doc__) for name, made in known.items()}
     found = _walk(kind)
     if kind == "rules":
         found["weighted-mean"] = Entry.of("weighted-mean", kind, core.WeightedMean, core.WeightedMean.__doc__)

@@ -62,6 +62,8 @@ class Attack:
     count: int | None = None
     clients: tuple[int, ...] | None = None
     added: float | None = None
+    hostile = True
+    """Whether its clients count as malicious in reports; those with bad data are its victims (class attribute)."""
     holds_data = True
     """Whether clients that the attack adds need training samples (class attribute, not a parameter)."""
 
@@ -92,6 +94,13 @@ class Attack:
         if count > n:
             raise EquipoiseError(f"{type(self).__name__}: count is {count}", f"the federation has {n} clients")
         return stream.bits(torch.arange(n)).argsort()[:count].sort().values
+
+    def target(self, samples: Samples) -> Samples | None:
+        """What success is measured on: honest clients' test samples, changed, with the labels that the attacker wants.
+
+        Any subset of them, in the same order; None for attacks that aim at nothing in particular.
+        """
+        return None
 
     def poison(self, samples: Samples, stream: Stream) -> Samples:
         """Change malicious clients' training data, once, before round 0."""

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from tests.small import federation, relative, simulation
 
+from equipoise import registry
 from equipoise.attacks import LabelNoise, SignFlip
-from equipoise.core import Method
 from equipoise.engine.settings import Participation, Run, Train
-from equipoise.methods import fedavg, fedprox, local
+from equipoise.methods import fedavg, fedprox
 from equipoise.streams import Stream
 from equipoise.threat import Attack
+from tests.small import federation, relative, simulation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 MODELS = {
@@ -21,13 +21,13 @@ MODELS = {
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("attack", [None, LabelNoise(fraction=0.25), SignFlip(fraction=0.25)])
-@pytest.mark.parametrize("method", [fedavg(), fedprox(0.1), local()], ids=lambda m: m.name)
-def test_cuda_equals_cpu(method: Method, attack: Attack | None, model: str, executor: str) -> None:
+@pytest.mark.parametrize("method", registry.methods())
+def test_cuda_equals_cpu(method: str, attack: Attack | None, model: str, executor: str) -> None:
     kind, params, shape = MODELS[model]
     ends = []
     for device in ("cpu", "cuda"):
         sim = simulation(
-            method,
+            registry.methods()[method].make(),
             federation((7, 25, 1, 12), shape=shape),
             model=kind,
             attack=attack,

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.small import simulation
 
 from equipoise.core import Method
 from equipoise.engine.admission import admit, decode
@@ -13,6 +12,7 @@ from equipoise.engine.exchange import Replies
 from equipoise.engine.settings import Admission, Run
 from equipoise.layout import Layout
 from equipoise.threat import Attack, Claims, Forgery
+from tests.small import simulation
 
 LAYOUT = Layout.of({"w": torch.zeros(2, 3), "b": torch.zeros(3)})
 WILD = st.floats(width=32, allow_nan=True, allow_infinity=True)

@@ -276,7 +276,7 @@ def test_an_override_that_is_none_is_told_as_such(override: str) -> None:
         ("train.loss=mse", 'train.loss is "mse"', "'squared'"),
         ("participation.per_round=21", "participation.per_round is 21, but the federation has 20 clients", "lower it"),
         ("attack.fraction=2", "attack.fraction: LabelNoise: fraction is 2.0", "from 0 to 1"),
-        ("attack.count=2", "attack: LabelNoise: 2 of fraction, count and clients given", "exactly one"),
+        ("attack.count=2", "attack: LabelNoise: 2 of fraction, count, clients and added given", "exactly one"),
         ("data.dataset=digit", 'data.dataset is "digit"', "did you mean 'digits'?"),
         ("data.partition.kind=dirichlet", "data.partition.classes: unknown key", "alpha"),
         (
@@ -316,7 +316,7 @@ def test_a_value_of_several_types_is_one_problem() -> None:
 
 def test_an_attack_needs_malicious_clients() -> None:
     text = EXAMPLE.replace("fraction = 0.2\n", "")
-    assert "attack: LabelNoise: 0 of fraction, count and clients given" in _told(text=text).message
+    assert "attack: LabelNoise: 0 of fraction, count, clients and added given" in _told(text=text).message
     assert "attack.count" in _told("attack.count=21", text=text).message
     assert "attack.clients" in _told("attack.clients=[3, 20]", text=text).message
 

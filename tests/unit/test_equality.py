@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.small import federation, relative, simulation
 from torch import nn
 
 from equipoise.at import Schedule
@@ -12,6 +11,7 @@ from equipoise.engine.settings import Participation, Run, Train
 from equipoise.methods.fedprox import fedprox
 from equipoise.methods.local import local
 from equipoise.streams import Stream
+from tests.small import federation, relative, simulation
 
 IMAGE = {"shape": (1, 8, 8)}
 MODELS = {

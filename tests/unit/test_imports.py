@@ -12,16 +12,21 @@ LAYERS = [
     {"errors", "streams", "layout", "losses", "files"},
     {"at"},
     {"core", "threat"},
-    {"solvers"},
+    {"objectives", "solvers"},
     {"methods", "aggregators", "attacks", "data", "models", "metrics"},
     {"engine"},
     {"contract", "registry", "results"},
     {"config"},
-    {"experiment"},
-    {"cli", "demo", "report", "flower"},
+    {"experiment", "standalone"},
+    {"audit"},
+    {"report"},
+    {"cli", "demo", "flower"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-BARE = ("errors", "streams", "layout", "at", "core", "threat", "losses", "models", "metrics", "files")
+BARE = [
+    *("objectives", "solvers", "errors", "streams", "layout", "at", "core", "threat"),
+    *("losses", "models", "metrics", "files"),
+]
 BLOCKED = ["pydantic", "typer", "click", "rich", "pooch", "pyarrow", "plotly", "scipy", "pandas", "sklearn", "flwr"]
 BARE_PACKAGES = ("methods", "aggregators", "attacks", "engine")
 
@@ -33,7 +38,7 @@ def imports_of(path: Path) -> set[str]:
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module] if node.module != "equipoise" else [f"equipoise.{a.name}" for a in node.names]
         found |= {n.split(".")[1] for n in names if n.startswith("equipoise.")}
-    return found
+    return {name for name in found if not name.startswith("__")}
 
 
 def test_imports_point_one_way() -> None:

@@ -89,7 +89,7 @@ def test_parameters_carry_name_type_and_default() -> None:
     assert (mu.name, mu.type, mu.default) == ("mu", float, 0.1)
     assert (server.name, server.type, server.default) == ("server", ServerRule, core.WeightedMean())
     names = [p.name for p in registry.attacks()["sign-flip"].parameters]
-    assert names == ["fraction", "count", "clients", "scale"]
+    assert names == ["fraction", "count", "clients", "added", "scale"]
 
 
 def test_parameters_of_a_model_leave_out_what_the_data_decides() -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from tests.small import federation, relative, simulation
 from torch import Tensor
 
 from equipoise.at import Forward, Schedule, Stop
@@ -31,6 +30,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.methods.local import Alone
 from equipoise.streams import Stream
 from equipoise.threat import Attack, Forgery, Samples
+from tests.small import federation, relative, simulation
 
 EXECUTORS = pytest.mark.parametrize("executor", ["vmap", "loop"])
 

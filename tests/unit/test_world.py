@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from tests.small import federation, relative, simulation
 
 from equipoise.attacks import LabelNoise, SignFlip
 from equipoise.core import At, Method, State
@@ -18,6 +17,7 @@ from equipoise.methods import fedavg, fedprox, local
 from equipoise.methods.local import Alone
 from equipoise.streams import Stream
 from equipoise.threat import Attack
+from tests.small import federation, relative, simulation
 
 SIZES = (9, 12, 20, 7, 15, 11, 8, 10)
 

@@ -69,6 +69,8 @@ class Data:
     validation: float = 0.0
     test_set: Literal["local", "common", "official"] = "local"
     """Each client's own samples, the same for everyone, or the dataset's test part dealt like its training part."""
+    root: int = 0
+    """How many samples the server itself holds, drawn at random and dealt to nobody (for rules that need them)."""
     seed: int | None = None
     """Of the split alone; left out: the run's."""
     download: bool = False
@@ -80,6 +82,7 @@ class Data:
         _require(self.clients is None or self.clients >= 1, "data.clients", self.clients, "1 or more")
         _require(0 <= self.test < 1, "data.test", self.test, "a share from 0 up to (not including) 1")
         _require(0 <= self.validation < 1, "data.validation", self.validation, "from 0 up to (not including) 1")
+        _require(self.root >= 0, "data.root", self.root, "0 or more")
         both = self.test + self.validation
         _require(both < 1, "data.test + data.validation", both, "below 1: the rest is for training")
         _require(self.seed is None or 0 <= self.seed < 2**63, "data.seed", self.seed, "0 or more, below 2^63")
@@ -124,12 +127,12 @@ def load(source: Path | str, overrides: Sequence[str] = (), method: str | None =
     """
     where = str(source) if isinstance(source, Path) else "config"
     try:
-        raw = _parse(_text(source))
+        raw = parse(read_text(source))
         if method is not None and _name(raw.get("method")) != method:
             raw["method"] = {"name": method}
-        for override in overrides:
-            _override(raw, override)
-        return _resolve(raw)
+        for change in overrides:
+            override(raw, change)
+        return resolve(raw)
     except RecursionError:
         raise EquipoiseError(f"{where}: nested too deeply", "a config is a few levels deep") from None
     except EquipoiseError as error:
@@ -146,7 +149,7 @@ def _name(table: Any) -> object:
 # --------------------------------------------------------------------------------------------------- text and tables
 
 
-def _text(source: Path | str) -> str:
+def read_text(source: Path | str) -> str:
     if isinstance(source, str):
         return source
     try:
@@ -169,7 +172,7 @@ def _text(source: Path | str) -> str:
     return text
 
 
-def _parse(text: str) -> Table:
+def parse(text: str) -> Table:
     try:
         return tomllib.loads(text)
     except ValueError as error:  # a number of 5,000 digits is a plain ValueError
@@ -178,18 +181,18 @@ def _parse(text: str) -> Table:
         raise EquipoiseError(f"not valid TOML: {told}", "strings need quotes, lists [ ], tables { }") from None
 
 
-def _override(raw: Table, override: str) -> None:
+def override(raw: Table, change: str) -> None:
     """Put one "section.key=value" into the tables."""
-    key, equals, text = override.partition("=")
+    key, equals, text = change.partition("=")
     *path, last = (p.strip() for p in key.split("."))
     if not equals or not path or not all(re.fullmatch(r"[A-Za-z0-9_-]+", p) for p in (*path, last)):
-        raise EquipoiseError(f"--set {override}: not section.key=value", "such as --set train.lr=0.1")
+        raise EquipoiseError(f"--set {change}: not section.key=value", "such as --set train.lr=0.1")
     table = raw
     for name in path:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise EquipoiseError(f"--set {override}: {name} is {shown(table)}, not a table", "give the whole value")
-    table[last] = _override_value(override, text.strip())
+            raise EquipoiseError(f"--set {change}: {name} is {shown(table)}, not a table", "give the whole value")
+    table[last] = _override_value(change, text.strip())
 
 
 def _override_value(override: str, text: str) -> Any:
@@ -226,7 +229,8 @@ def _oddities(value: Any, key: str) -> Iterator[EquipoiseError]:
 # ------------------------------------------------------------------------------------------------------- resolving
 
 
-def _resolve(raw: Table) -> Config:
+def resolve(raw: Table) -> Config:
+    """A config from its tables."""
     problems = Collector()
     for key in raw:
         if key not in SECTIONS:

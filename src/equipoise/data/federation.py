@@ -93,6 +93,8 @@ class Federation:
     splits: Mapping[str, Split]
     partition: str = "given"
     """How it was split, in words, for the record."""
+    root: Tensor | None = None
+    """The numbers of the samples that the server itself holds, if it holds any (FLTrust)."""
 
     def __post_init__(self) -> None:
         if sorted(self.splits) != sorted(SPLITS):

@@ -344,6 +344,7 @@ def partition(
     test: float = 0.2,
     validation: float = 0.0,
     test_set: str = "local",
+    root: int = 0,
     seed: int = 0,
     **params: Any,
 ) -> Federation:
@@ -356,6 +357,7 @@ def partition(
     - "common": the training part is dealt, or a random share 1 - test where the dataset has no parts; everyone is
       tested on all of the rest.
     `validation` is the share of a client's dealt samples that is kept from training. "attribute" needs no `clients`.
+    `root` samples, drawn at random, are the server's own and are dealt to nobody.
     """
     partitioner = _partitioner(kind, params)
     if test_set not in TEST_SETS:
@@ -364,12 +366,14 @@ def partition(
         raise EquipoiseError(f"partition: {partitioner.kind} was given no number of clients", "give clients = ...")
     stream, key = Stream(seed).child("data"), partitioner.key(data)
     pool, held = _pool(data, test_set, test, stream.child("pool"))
+    pool, kept = _kept_back(pool, root, stream.child("root"))
     parts = [pool[p] for p in partitioner.parts(key[pool], clients or 0, stream.child("deal"))]
     share = f" {test:g}" if test_set == "local" or "part" not in data.attributes else ""
     how = f"{_describe(partitioner)}, {len(parts)} clients, test {test_set}{share}"
     how += f", validation {validation:g}, seed {seed}"
     own = test if test_set == "local" else 0.0
     made = split_clients(data, parts, test=own, validation=validation, stream=stream.child("split"), how=how)
+    made = replace(made, root=kept)
     if test_set == "local":
         return made
     if test_set == "common":
@@ -378,6 +382,13 @@ def partition(
         alike = torch.zeros(len(data)) if key.is_floating_point() else key
         tested = Split.of(deal_alike(alike, parts, held, stream.child("test")))
     return replace(made, splits={**made.splits, "test": tested})
+
+
+def _kept_back(pool: Tensor, root: int, stream: Stream) -> tuple[Tensor, Tensor | None]:
+    """The pool without the server's own samples, and those."""
+    _require(0 <= root < len(pool), "partition: root", root, f"0 or more, and fewer than the {len(pool)} samples")
+    order = stream.bits(pool).argsort()
+    return (pool[order[root:]].sort().values, pool[order[:root]].sort().values) if root else (pool, None)
 
 
 def _pool(data: Dataset, test_set: str, test: float, stream: Stream) -> tuple[Tensor, Tensor]:

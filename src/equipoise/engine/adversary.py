@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from equipoise.data.federation import Dataset, Federation, Split
+from equipoise.data.federation import SPLITS, Dataset, Federation, Split
 from equipoise.streams import Stream
 from equipoise.threat import Attack, Samples
 
@@ -72,6 +72,27 @@ def claimed_sizes(federation: Federation, malicious: Tensor) -> Tensor:
     return sizes
 
 
+def targeted(federation: Federation, attack: Attack, malicious: Tensor) -> Federation | None:
+    """Honest clients' test data as the attacker wants them to be answered; None if it does not aim."""
+    data, test = federation.data, federation.splits["test"]
+    size = torch.where(malicious.to(test.size.device), torch.zeros_like(test.size), test.size)
+    client, place = _every(size)
+    index = test.index[test.start[client] + place]
+    wanted = attack.target(Samples(data.inputs(index), data.y[index], client, index, data.classes))
+    if wanted is None or len(wanted.y) == 0:
+        return None
+    own = replace(data, x=_stored(data, wanted.x), y=wanted.y.to(data.y.dtype), attributes={})
+    each = torch.bincount(wanted.client, minlength=federation.n_clients)
+    split = Split(torch.arange(len(wanted.y), device=each.device), each.cumsum(0) - each, each)
+    return replace(federation, data=own, splits=dict.fromkeys(SPLITS, split))
+
+
+def _every(size: Tensor) -> tuple[Tensor, Tensor]:
+    """For sizes [N]: the client and the place within the client of every sample, client after client."""
+    client = torch.repeat_interleave(torch.arange(len(size), device=size.device), size)
+    return client, torch.arange(len(client), device=size.device) - (size.cumsum(0) - size)[client]
+
+
 def poisoned(federation: Federation, attack: Attack, malicious: Tensor, stream: Stream) -> Federation:
     """The federation after the attack has changed the training samples of malicious clients.
 
@@ -80,10 +101,8 @@ def poisoned(federation: Federation, attack: Attack, malicious: Tensor, stream: 
     """
     split, data = federation.splits["train"], federation.data
     ids = torch.nonzero(malicious).flatten()
-    client = torch.repeat_interleave(ids, split.size[ids])
-    place = torch.arange(len(client)) - torch.repeat_interleave(
-        split.size[ids].cumsum(0) - split.size[ids], split.size[ids]
-    )
+    nth, place = _every(split.size[ids])
+    client = ids[nth]
     index = split.index[split.start[client] + place]
     before = Samples(data.inputs(index), data.y[index], client, index, data.classes)
     after = attack.poison(before, stream)

@@ -57,9 +57,7 @@ class Done:
 def client_round(rule: ClientRule, world: World, work: Work, state: State, alone: Callable[..., Tensor]) -> Done:
     """Report, begin, every local step, end: for all rows of `work`, which are clients."""
     batches = work.batches.to(work.received.device)
-    view = View(
-        world, work.ids, rule.objective, batches, work.received, work.message, work.lr, work.round, work.stream, alone
-    )
+    view = View(world, work.ids, rule, batches, work.received, work.message, work.lr, work.round, work.stream, alone)
     losses = view.risk(work.received) if work.losses else None
     signals = rule.report(state, view)
     start, extra = rule.begin(work.received, state, view)
@@ -116,7 +114,7 @@ class Executor:
         nothing = plan_batches(self.world.train, ids[:0].cpu(), Schedule(), stream)
         states = []
         for c in self._cuts(*rows.shape):
-            view = View(self.world, ids[c], rule.objective, nothing, rows[c], {}, lr, 0, stream, alone)
+            view = View(self.world, ids[c], rule, nothing, rows[c], {}, lr, 0, stream, alone)
             states.append(rule.prepare(rule.init(rows[c]), view))
         return _stacked(states)
 

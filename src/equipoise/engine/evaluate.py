@@ -6,10 +6,12 @@ answer their own client's samples, many clients at a time.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from equipoise.data.federation import Split
+from equipoise.data.federation import Federation, Split
 from equipoise.engine.net import Net
 from equipoise.engine.simulator import Simulator
 from equipoise.engine.view import CHUNK, answers
@@ -21,9 +23,9 @@ _NUMBERS = 1 << 26  # of parameters and inputs in one pass of personal models
 _WILD = 1e12  # a mean over a sample with a loss beyond this is reported as infinite
 
 
-def evaluate_global(simulator: Simulator, w: Tensor, split: str) -> Evaluation:
-    """The same model for everyone."""
-    federation = simulator.federation
+def evaluate_global(simulator: Simulator, w: Tensor, split: str, on: Federation | None = None) -> Evaluation:
+    """The same model for everyone; `on` other data than the simulator's."""
+    federation = on or simulator.federation
     data, part = federation.data, federation.splits[split]
     samples = torch.unique(part.index)
     loss = torch.zeros(len(data), dtype=torch.float64, device=w.device)
@@ -58,9 +60,10 @@ def _per_client(part: Split, loss: Tensor, right: Tensor, y: Tensor, classes: in
     return _evaluation(n, total(right.long()), mean, counts, hits)
 
 
-def evaluate_personal(simulator: Simulator, w: Tensor, split: str) -> Evaluation:
+def evaluate_personal(simulator: Simulator, w: Tensor, split: str, on: Federation | None = None) -> Evaluation:
     """Each client's own model."""
-    federation, world = simulator.federation, simulator.executor().world
+    federation = on or simulator.federation
+    world = replace(simulator.executor().world, federation=federation)
     part, n, classes = federation.splits[split], federation.n_clients, federation.data.classes
     right = torch.zeros(n, dtype=torch.int64, device=w.device)
     loss = torch.zeros(n, dtype=torch.float64, device=w.device)

@@ -49,5 +49,8 @@ class Exchange(Protocol):
     def probe(self, plan: Plan, ids: Tensor, models: Tensor) -> Tensor:
         """models [T, d] -> training losses [T, K] of the clients `ids`."""
 
+    def root(self, plan: Plan) -> Tensor | None:
+        """[d]: the update that the server's own samples give; None if it has none."""
+
     def deliver(self, plan: Plan, ids: Tensor, downloads: Tensor) -> None:
         """Hand each client the delta that the server made for it."""

@@ -35,20 +35,23 @@ class Net:
         """The module's own weights, as a vector."""
         return self.layout.vector(weights(self.module))
 
-    def call(self, params: dict[str, Tensor], x: Tensor, key: Tensor, *, vectorised: bool, train: bool) -> Tensor:
-        """Outputs [K, B, ...] of K models {name: [K, ...]} on K batches x [K, B, ...]; key [K] drives dropout."""
+    def call(
+        self, params: dict[str, Tensor], x: Tensor, key: Tensor, *, vectorised: bool, train: bool, features: int = 0
+    ) -> tuple[Tensor, ...]:
+        """Outputs [K, B, ...] of K models {name: [K, ...]} on K batches x [K, B, ...], then the outputs of their first
+        `features` layers; key [K] drives dropout."""
         with self._borrowed(train) as module:
 
-            def one(params: dict[str, Tensor], x: Tensor, key: Tensor) -> Tensor:
-                out: Tensor = functional_call(module, {**params, **dict.fromkeys(self.keys, key)}, (x,))
-                return out
+            def one(params: dict[str, Tensor], x: Tensor, key: Tensor) -> tuple[Tensor, ...]:
+                with _listening(module, features) as heard:
+                    out = functional_call(module, {**params, **dict.fromkeys(self.keys, key)}, (x,))
+                return (out, *heard)
 
             if vectorised:
                 mapped: Callable[..., Any] = vmap(one)
-                out: Tensor = mapped(params, x, key)
-                return out
+                return tuple(mapped(params, x, key))
             first = {n: p[0] for n, p in params.items()}
-            return one(first, x[0], key[0])[None]
+            return tuple(t[None] for t in one(first, x[0], key[0]))
 
     @contextmanager
     def _borrowed(self, train: bool) -> Iterator[nn.Module]:
@@ -65,5 +68,18 @@ class Net:
         """Evaluation without gradients: outputs [K, B, ...] and losses [K, B] of the models `rows`."""
         key = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
         with torch.no_grad():
-            out = self.call(self.layout.tensors(rows), x, key, vectorised=vectorised, train=False)
+            (out,) = self.call(self.layout.tensors(rows), x, key, vectorised=vectorised, train=False)
             return out, self.loss(out, y)
+
+
+@contextmanager
+def _listening(module: nn.Module, layers: int) -> Iterator[list[Tensor]]:
+    """Collects what the first `layers` layers (modules with parameters of their own) put out."""
+    heard: list[Tensor] = []
+    own = [m for m in module.modules() if any(True for _ in m.parameters(recurse=False))] if layers else []
+    hooks = [m.register_forward_hook(lambda m, i, out: heard.append(out)) for m in own[:layers]]
+    try:
+        yield heard
+    finally:
+        for hook in hooks:
+            hook.remove()

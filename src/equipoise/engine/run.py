@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from equipoise.core import Method, State
 from equipoise.data.federation import Federation
 from equipoise.engine.admission import admit
+from equipoise.engine.adversary import targeted
 from equipoise.engine.clients import steady
 from equipoise.engine.evaluate import evaluate_global, evaluate_personal
 from equipoise.engine.exchange import Plan, Replies
@@ -64,6 +65,10 @@ class Simulation:
         )
         self.simulator.aggregate = self._direction
         self.method, self.scenario, self.settings = method, scenario, run
+        for split in sorted(method.client.needs):
+            if not bool(fed.splits[split].size.any()):
+                told = f"{method.name} needs {split} data, and none of the {fed.n_clients} clients has any"
+                raise EquipoiseError(told, f"set data.{split} above 0, such as 0.1")
 
     @property
     def round(self) -> int:
@@ -77,7 +82,9 @@ class Simulation:
 
     @property
     def malicious(self) -> Tensor:
-        return self.simulator.malicious
+        """[N] bool: who counts as malicious in what is reported."""
+        hostile = self.scenario.attack is None or self.scenario.attack.hostile
+        return self.simulator.malicious if hostile else torch.zeros_like(self.simulator.malicious)
 
     def step(self) -> RoundRecord:
         with steady():
@@ -108,6 +115,19 @@ class Simulation:
             if self.method.client.personalised:
                 found["personal"] = evaluate_personal(self.simulator, self.server.w, split)
             return found
+
+    def success(self) -> float | None:
+        """The share of the attacker's target samples on which honest clients' models say what it wants."""
+        attack = self.scenario.attack
+        aimed = None if attack is None else targeted(self.simulator.federation, attack, self.malicious)
+        if aimed is None:
+            return None
+        with steady():
+            if self.method.client.personalised:
+                found = evaluate_personal(self.simulator, self.server.w, "test", aimed)
+            else:
+                found = evaluate_global(self.simulator, self.server.w, "test", aimed)
+        return float(found.correct.sum() / max(1, found.n.sum()))
 
     def personal(self) -> tuple[Tensor, Tensor] | None:
         """Ids and models of the clients that have a model of their own; None where all use the global one."""

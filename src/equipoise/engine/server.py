@@ -114,6 +114,7 @@ class Server:
             n_clients=len(self.excluded),
             rng=self.stream.child("server", plan.round),
             probe=probe if "probe" in plan.needs else None,
+            root=exchange.root(plan) if "root" in plan.needs else None,
         )
 
     def _judge(self, cohort: Cohort) -> tuple[Outcome | None, str]:

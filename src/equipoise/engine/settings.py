@@ -90,6 +90,8 @@ class Run:
     seed: int = 0
     eval_every: int = 10
     """Evaluate every client after this many rounds, and always after the last; 0 evaluates only after the last."""
+    splits: Literal["all", "validation"] = "all"
+    """Which splits are evaluated; "validation" leaves the test split untouched, for choosing hyper-parameters."""
     device: str = "auto"
     executor: Literal["auto", "loop", "vmap"] = "auto"
     workers: int = 1

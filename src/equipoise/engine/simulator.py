@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from equipoise.at import Schedule, Stop
-from equipoise.core import ClientRule, Method, State
-from equipoise.data.federation import Federation
+from equipoise.core import SGD, ClientRule, Method, State
+from equipoise.data.federation import SPLITS, Federation, Split
 from equipoise.engine.adversary import claimed_sizes, infiltrated
 from equipoise.engine.batches import plan_batches
 from equipoise.engine.clients import Done, Executor, Work
@@ -112,6 +112,18 @@ class Simulator:
     def probe(self, plan: Plan, ids: Tensor, models: Tensor) -> Tensor:
         executor = self.executor()
         return torch.stack([executor.risk(ids, m.expand(len(ids), -1)) for m in models])
+
+    def root(self, plan: Plan) -> Tensor | None:
+        own = self.federation.root
+        if own is None:
+            return None
+        split, one = Split.of([own.cpu()]), torch.zeros(1, dtype=torch.int64)
+        federation = replace(self.federation, splits=dict.fromkeys(SPLITS, split.to(plan.w.device)))
+        stream = self.stream.child("root", plan.round)
+        batches = plan_batches(split, one, self.schedule, stream)
+        work = Work(one.to(plan.w.device), plan.w[None], batches, {}, plan.lr, plan.round, stream, False)
+        executor = Executor(World(self.net, federation, split, self.vectorised))
+        return executor.run(SGD(self.rule.objective), work, {}, self._alone).updates[0]
 
     def deliver(self, plan: Plan, ids: Tensor, downloads: Tensor) -> None:
         assert self._last is not None

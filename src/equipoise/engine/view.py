@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.at import CustomLoss, Forward, Stop
-from equipoise.core import Objective
+from equipoise.core import ClientRule
 from equipoise.data.federation import Federation, Split
 from equipoise.engine.batches import Batches
 from equipoise.engine.net import Net
@@ -40,7 +40,7 @@ class View:
         self,
         world: World,
         ids: Tensor,
-        objective: Objective,
+        rule: ClientRule,
         batches: Batches,
         received: Tensor,
         message: Mapping[str, Tensor],
@@ -49,7 +49,8 @@ class View:
         stream: Stream,
         alone: Callable[[Tensor, Stop], Tensor],
     ) -> None:
-        self.world, self.ids, self.objective, self.batches = world, ids, objective, batches
+        self.world, self.ids, self.objective, self.batches = world, ids, rule.objective, batches
+        self._features = rule.features
         self.received, self.message, self.lr, self.round = received, message, lr, round
         self._stream, self._alone, self._step = stream, alone, 0
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
@@ -90,8 +91,9 @@ class View:
         key = self.ids  # nobody looks at it, unless there is dropout
         if self.world.net.keys:
             key = self._stream.bits(self.ids, torch.full_like(self.ids, self._step), torch.full_like(self.ids, batch))
-        outputs = self.world.net.call(params, x, key, vectorised=self.world.vectorised, train=True)
-        return Forward(outputs, self.world.net.loss(outputs, y)), y, self.batches.mask[self._step, batch]
+        net, rows = self.world.net, self.world.vectorised
+        outputs, *features = net.call(params, x, key, vectorised=rows, train=True, features=self._features)
+        return Forward(outputs, net.loss(outputs, y), tuple(features)), y, self.batches.mask[self._step, batch]
 
     def _objective(self, params: dict[str, Tensor], loss: CustomLoss | None, batch: int) -> Tensor:
         seen, y, mask = self._forward(params, batch)
@@ -114,6 +116,9 @@ class View:
 
     def outputs(self, rows: Tensor, batch: int = 0) -> Tensor:
         return self._forward(self.world.net.layout.tensors(rows), batch)[0].outputs
+
+    def features(self, rows: Tensor, batch: int = 0) -> tuple[Tensor, ...]:
+        return self._forward(self.world.net.layout.tensors(rows), batch)[0].features
 
     def descend(self, rows: Tensor, grad: Tensor) -> Tensor:
         return torch.sub(rows, grad, alpha=self.lr)

@@ -1,0 +1,13 @@
+"""Figure 3, third experiment: one class is noisy and has outliers. A negative lam looks past them, a positive one does
+what they want.
+
+python examples/fedtilt/toy_3_outliers.py [FOLDER]
+
+The paper shows lam = -100 and a positive lam; it gives neither that one nor tau, which is 1 here. A gentle lam = -1
+does better than -100, which listens to the easiest sample of each class alone.
+"""
+
+from _toy import figure
+
+if __name__ == "__main__":
+    figure("toy-3", 3, [(-100.0, 1.0), (-1.0, 1.0), (1.0, 1.0), (100.0, 1.0)])

@@ -1,0 +1,65 @@
+"""What server rules remember of clients: the newest row of each, so that absent clients can still count.
+
+A memory is part of a rule's state: "ids" [n] ascending, "rounds" [n], when each client was last heard, and any columns
+with a row per client. It never holds more than `cap` clients, the newest first, so its cost does not grow with their
+number: cap x d numbers, and twice that for a moment while it changes. Inputs are never changed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from equipoise.core import State
+
+
+def blank(**columns: Tensor) -> State:
+    """A memory of nobody; each column is given by an example of one client's row, such as `rows=w`."""
+    some = next(iter(columns.values()))
+    none = torch.empty(0, dtype=torch.int64, device=some.device)
+    return {"ids": none, "rounds": none, **{n: t.new_empty((0, *t.shape)) for n, t in columns.items()}}
+
+
+def kept(memory: State, ids: Tensor, round: int, cap: int, since: int = 0) -> Tensor:
+    """What stays when `ids` are heard in `round`: positions in [ids; memory's ids], in ascending order of client id.
+
+    Whoever was last heard before `since` is forgotten; among clients heard in the same round, lower ids come first.
+    """
+    old = memory["ids"]
+    who = torch.cat([ids, old])
+    when = torch.cat([torch.full_like(ids, round), memory["rounds"]])
+    newest = torch.cat([torch.ones_like(ids, dtype=torch.bool), ~torch.isin(old, ids)])
+    at = torch.nonzero(newest & (when >= since)).flatten()
+    at = at[who[at].argsort()]
+    at = at[when[at].argsort(descending=True, stable=True)][:cap]
+    return at[who[at].argsort()]
+
+
+def remember(memory: State, ids: Tensor, round: int, cap: int, since: int = 0, **columns: Tensor) -> State:
+    """The memory after hearing `ids` in `round`, with a new row for each of them in every column."""
+    at = kept(memory, ids, round, cap, since)
+    new = {"ids": ids, "rounds": torch.full_like(ids, round), **columns}
+    return {name: _picked(t, memory[name], at) for name, t in new.items()}
+
+
+def _picked(new: Tensor, old: Tensor, at: Tensor) -> Tensor:
+    """`cat([new, old])[at]` without the copy in between, which would be as large as the memory."""
+    if len(old) == 0:
+        return new[at]
+    out, fresh = old[(at - len(new)).clamp(min=0)], at < len(new)
+    out[fresh] = new[at[fresh]]
+    return out
+
+
+def recall(memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Where `ids` are in the memory, and which of them are in it at all: (positions [K], known [K])."""
+    old = memory["ids"]
+    if len(old) == 0:
+        return torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
+    at = torch.searchsorted(old, ids).clamp(max=len(old) - 1)
+    return at, old[at] == ids
+
+
+def absent(memory: State, ids: Tensor, since: float = 0) -> Tensor:
+    """[n]: which of those in the memory are not among `ids`, and were heard in round `since` or later."""
+    return ~torch.isin(memory["ids"], ids) & (memory["rounds"] >= since)
