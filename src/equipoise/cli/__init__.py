@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from equipoise.cli import data, doctor, parts, runs
+from equipoise.cli import audits, data, doctor, parts, runs
 
 app = typer.Typer(
     name="equipoise",
@@ -18,6 +18,10 @@ app = typer.Typer(
 app.command("run")(runs.run)
 app.command("resume")(runs.resume)
 app.command("compare")(runs.compare)
+app.command("audit")(audits.audit)
+app.command("report")(audits.report)
+app.command("sweep")(audits.sweep)
+app.command("advise")(audits.advise)
 app.command("list")(parts.list_parts)
 app.command("show")(parts.show)
 app.command("check")(parts.check)

@@ -1,0 +1,153 @@
+"""Carries an audit out: its cells side by side in processes that are reused, each in a run folder of its own.
+
+A cell that fails does not touch the others, and a cell that is finished is not run again, so an audit that was stopped
+in any way goes on when it is started once more.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from equipoise import config as configs
+from equipoise import experiment, files, registry
+from equipoise.audit.plan import Cell, Plan
+from equipoise.core import Stop
+from equipoise.data.federation import Federation
+from equipoise.errors import EquipoiseError
+from equipoise.standalone import Optima, local_optima
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where an audit is: `done` of `total` jobs, and what was just finished."""
+
+    done: int
+    total: int
+    what: str
+    error: str = ""
+
+
+def run(
+    plan: Plan,
+    out: Path,
+    *,
+    workers: int = 1,
+    own: Sequence[Path] = (),
+    report: Callable[[Step], None] | None = None,
+) -> dict[str, str]:
+    """Run what is not finished yet; what went wrong, by the name of the cell. `own` are the user's method files."""
+    files.make_folder(out)
+    with files.Lock(out):
+        _claim(plan, out)
+        jobs: dict[str, Callable[[], None]] = {}
+        for seed in plan.seeds:
+            first = next(c for c in plan.cells if c.seed == seed)
+            jobs[f"each client alone, seed {seed}"] = partial(_alone, configs.dump(first.config), plan.audit.stop, out)
+        for cell in plan.cells:
+            jobs[cell.name] = partial(run_cell, configs.dump(cell.config), folder(out, cell))
+        return execute_all(jobs, workers, own, report or (lambda step: None))
+
+
+def folder(out: Path, cell: Cell) -> Path:
+    return out / "cells" / cell.name
+
+
+def optima(plan: Plan, seed: int, out: Path) -> Optima:
+    """What every client reaches alone: read from the audit's folder, or computed."""
+    first = next(c for c in plan.cells if c.seed == seed)
+    return alone(configs.dump(first.config), plan.audit.stop, out)
+
+
+def federation(plan: Plan, seed: int) -> Federation:
+    """The data of a seed's cells."""
+    return _built(configs.dump(next(c for c in plan.cells if c.seed == seed).config)).scenario.federation
+
+
+def _claim(plan: Plan, out: Path) -> None:
+    path = out / "audit.toml"
+    if path.is_file() and path.read_text(encoding="utf-8") != plan.text:
+        raise EquipoiseError(f"{out} holds another audit", "give another --out, or the file that it was made with")
+    files.write_atomic(path, plan.text.encode())
+
+
+# ------------------------------------------------------------------------------------------------ in the processes
+
+
+_shared: dict[str, Federation] = {}
+
+
+def _built(text: str) -> experiment.Experiment:
+    """As experiment.build, but jobs that follow each other with the same data share it."""
+    config = configs.load(text)
+    key = repr(config.data)
+    if key not in _shared:
+        _shared.clear()
+        _shared[key] = experiment.make_federation(config.data, config.run.seed)
+    return experiment.build(config, _shared[key])
+
+
+def run_cell(text: str, path: Path) -> None:
+    """One run, from its config."""
+    experiment.execute(_built(text), path)
+
+
+def _alone(text: str, stop: Stop, out: Path) -> None:
+    alone(text, stop, out)
+
+
+def alone(text: str, stop: Stop, out: Path) -> Optima:
+    """What every client of a config reaches alone, kept below `out`."""
+    made = _built(text)
+    return local_optima(replace(made.scenario, attack=None), made.run, stop, out / "alone")
+
+
+def _start(own: Sequence[Path]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # while a cell runs, its own handler finishes the round and saves
+    torch.set_num_threads(1)
+    for path in own:
+        registry.load_file(path, "methods")
+
+
+# -------------------------------------------------------------------------------------------------- in this process
+
+
+def execute_all(
+    jobs: Mapping[str, Callable[[], None]], workers: int, own: Sequence[Path], report: Callable[[Step], None]
+) -> dict[str, str]:
+    """Do all jobs, `workers` at a time; what went wrong, by name."""
+    errors: dict[str, str] = {}
+    for done, (name, result) in enumerate(_ended(jobs, workers, own), 1):
+        try:
+            result()
+        except (experiment.Interrupted, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            told = error.message if isinstance(error, EquipoiseError) else f"{type(error).__name__}: {error}"
+            errors[name] = told.splitlines()[0]
+        report(Step(done, len(jobs), name, errors.get(name, "")))
+    return errors
+
+
+def _ended(
+    jobs: Mapping[str, Callable[[], None]], workers: int, own: Sequence[Path]
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Jobs in the order in which they end, each with how to get at its result."""
+    if workers == 1:
+        yield from jobs.items()
+        return
+    # Spawned, not forked: a fork inherits the locks and threads of its parent in whatever state they are.
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start, initargs=(tuple(own),))
+    try:
+        names: dict[Future[None], str] = {pool.submit(job): name for name, job in jobs.items()}
+        for future in as_completed(names):
+            yield names[future], future.result
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

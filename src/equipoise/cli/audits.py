@@ -1,0 +1,221 @@
+"""Commands that compare: audit, report, sweep, advise."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from equipoise.cli.runs import SetOption
+from equipoise.cli.terminal import FAILED, Json, Quiet, Verbose, guarded, number, put, put_json, put_table, say
+
+if TYPE_CHECKING:
+    from equipoise.audit.data import AuditData
+    from equipoise.audit.runner import Step
+
+COLUMNS = ("accuracy_mean", "accuracy_std", "worst_10", "gap_variance", "pearson", "drop")
+
+Workers = Annotated[int | None, typer.Option(help="Processes side by side. Default: as many as there are cores.")]
+Own = Annotated[list[Path] | None, typer.Option("--own", metavar="FILE.py", help="A method of your own. Repeatable.")]
+
+
+class Format(StrEnum):
+    html = "html"
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+    svg = "svg"
+    pdf = "pdf"
+
+
+@guarded
+def audit(
+    config: Annotated[Path, typer.Argument(help="A TOML file with an [audit] section.", show_default=False)],
+    overrides: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="The audit's folder. Default: runs/NAME of the file.")] = None,
+    workers: Workers = None,
+    own: Own = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, list the runs, run nothing.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run every method under every attack with every seed, and write one report about it.
+
+    An audit that was stopped goes on when the same command is given again.
+
+    \b
+    Examples:
+      equipoise audit audit.toml
+      equipoise audit audit.toml --workers 4 --out runs/mine --set train.rounds=50
+    """
+    from equipoise import registry
+    from equipoise.audit import gather, load_plan, run_audit
+
+    for path in own or ():
+        registry.load_file(path, "methods")
+    plan = load_plan(config, overrides or ())
+    folder = out or Path("runs") / config.stem
+    if dry_run:
+        put_table(("method", "attack", "seed"), [(c.method, c.attack, str(c.seed)) for c in plan.cells])
+        return
+    with steps(quiet) as report:
+        errors = run_audit(plan, folder, workers=workers or _cores(), own=own or (), report=report)
+    data = gather(plan, folder, errors)
+    page = _write_page(data, folder)
+    show(data, as_json)
+    for name, error in errors.items():
+        say(f"failed: {name}: {error}")
+    say(f"report: {page.resolve()}")
+    if errors and len(errors) >= len(plan.cells):
+        raise typer.Exit(FAILED)
+
+
+@guarded
+def report(
+    folder: Annotated[Path, typer.Argument(help="The folder of an audit.", show_default=False)],
+    form: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.html,
+    out: Annotated[Path | None, typer.Option(help="Where to. Default: into the audit's folder.")] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Write the report of an audit again, or its tables and figures in another form.
+
+    \b
+    Examples:
+      equipoise report runs/audit
+      equipoise report runs/audit --format latex --out tables/
+    """
+    from equipoise.audit import read
+    from equipoise.report import write_figures, write_report, write_tables
+
+    data = read(folder)
+    if form is Format.html:
+        say(f"report: {write_report(data, out or folder / 'report.html').resolve()}")
+    elif form is Format.svg or form is Format.pdf:
+        _tell(write_figures(data, out or folder / "figures", "svg" if form is Format.svg else "pdf"))
+    else:
+        _tell(write_tables(data, out or folder / "tables", form.value))  # type: ignore[arg-type]
+
+
+@guarded
+def sweep(
+    config: Annotated[Path, typer.Argument(help="A run's TOML file; lists in it are a grid.", show_default=False)],
+    overrides: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="The sweep's folder. Default: runs/NAME of the file.")] = None,
+    workers: Workers = None,
+    own: Own = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Choose hyper-parameters on validation data; only the chosen ones are ever tested.
+
+    \b
+    Examples:
+      equipoise sweep experiment.toml --set 'method.lam=[0.1, 1.0, 2.0]'
+    """
+    from equipoise import registry
+    from equipoise.audit.sweep import load, run
+
+    for path in own or ():
+        registry.load_file(path, "methods")
+    grid, folder = load(config, overrides or ()), out or Path("runs") / config.stem
+    with steps(quiet) as report:
+        chosen = run(grid, folder, workers=workers or _cores(), own=own or (), report=report)
+    if as_json:
+        put_json({"chosen": dict(chosen.settings), "criterion": chosen.criterion, "summary": chosen.result.summary()})
+        return
+    rows = [(*(str(v) for v in settings.values()), number(score)) for settings, score in chosen.scores]
+    put_table((*chosen.settings, chosen.criterion), rows)
+    told = ", ".join(f"{k} = {v}" for k, v in chosen.settings.items())
+    accuracy = number(chosen.result.summary().get("accuracy_mean"))
+    say(f"chosen on validation data: {told}; accuracy on the test split: {accuracy}")
+
+
+@guarded
+def advise(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of audits.", show_default=False)],
+    wish: Annotated[str, typer.Option(help="What matters most; a wrong name lists them.")] = "worst-10",
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say which method to take for a wish, from audits already run. Trains nothing.
+
+    \b
+    Examples:
+      equipoise advise runs/audit --wish worst-10
+      equipoise advise runs/* --wish under-attack
+    """
+    from equipoise.audit import read
+    from equipoise.audit.advice import advise as advised
+
+    found = advised([read(folder) for folder in folders], wish)
+    if as_json:
+        put_json(
+            {
+                "method": found.method,
+                "parameters": dict(found.parameters),
+                "rule": found.rule,
+                "confidence": found.confidence,
+            }
+        )
+        return
+    put(f"{found.method}\n  by: {found.rule}\n  how sure: {found.confidence}")
+
+
+# -------------------------------------------------------------------------------------------------- small things
+
+
+def _tell(paths: Sequence[Path]) -> None:
+    for path in paths:
+        say(str(path.resolve()))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _write_page(data: AuditData, folder: Path) -> Path:
+    from equipoise.report import write_report
+
+    return write_report(data, folder / "report.html")
+
+
+def show(data: AuditData, as_json: bool = False) -> None:
+    """The measures that a first look needs, averaged over seeds."""
+    import numpy as np
+
+    rows: list[dict[str, Any]] = []
+    for attack in data.attacks:
+        for method in data.methods:
+            cells = data.cells.filter(method=method.name, attack=attack.name, status="done")
+            means = {m: float(np.mean(cells[m])) if len(cells) else float("nan") for m in COLUMNS}
+            rows.append({"attack": attack.name, "method": method.name, "runs": len(cells), **means})
+    if as_json:
+        put_json([{k: None if v != v else v for k, v in row.items()} for row in rows])
+        return
+    put_table(tuple(rows[0]), [tuple(number(v) for v in row.values()) for row in rows])
+
+
+@contextmanager
+def steps(quiet: bool) -> Iterator[Callable[[Step], None]]:
+    """What an audit reports to: one bar on a terminal, one plain line per job elsewhere, nothing with -q."""
+    if quiet:
+        yield lambda step: None
+    elif not sys.stderr.isatty():
+        yield lambda step: say(f"{step.done}/{step.total}  {step.what}  {step.error}".rstrip())
+    else:
+        from rich import progress as rich
+        from rich.console import Console
+
+        what = rich.TextColumn("{task.fields[what]}", markup=False)
+        columns = (rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeRemainingColumn(), what)
+        with rich.Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("audit", total=None, what="")
+            yield lambda step: bar.update(task, total=step.total, completed=step.done, what=step.error or step.what)
