@@ -1,5 +1,6 @@
 """FedLF: what its direction promises, what it does with odd cohorts, and what it remembers."""
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -270,7 +271,7 @@ def test_one_client_of_another_size_yields_finite_directions_without_conflicts(s
 def test_numbers_are_read_in_pieces_without_changing_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     c = cohort(6, 60)
     whole = run(c).direction
-    monkeypatch.setattr("equipoise.methods.fedlf._CHUNK", 1 << 5)
+    monkeypatch.setattr(sys.modules["equipoise.methods.fedlf"], "_CHUNK", 1 << 5)
     assert relative(run(c).direction, whole) < 1e-12
 
 
