@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/python -m equipoise.demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not gpu and not flower" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not slow and not gpu and not flower" $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .
