@@ -25,29 +25,16 @@ from equipoise.at import Schedule as Schedule
 from equipoise.at import Stop as Stop
 from equipoise.errors import EquipoiseError as EquipoiseError
 from equipoise.layout import Layout as Layout
+from equipoise.losses import Mean as Mean
+from equipoise.losses import Objective as Objective
 from equipoise.streams import Stream as Stream
+from equipoise.weighting import check_weights, shares, spread
+from equipoise.weighting import normalised as normalised
 
 State = dict[str, Tensor]
 
 
 # --------------------------------------------------------------------------------------------- the client's side
-
-
-class Objective(ABC):
-    """Turns the losses of a batch's samples into the one loss that a client descends."""
-
-    @abstractmethod
-    def __call__(self, losses: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-        """[K, B] losses, [K, B, ...] labels, [K, B] mask (True: a real sample) -> [K]. An all-False row gives 0."""
-
-
-@dataclass(frozen=True)
-class Mean(Objective):
-    """The plain mean over the batch's real samples."""
-
-    def __call__(self, losses: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-        real = mask.to(losses.dtype)
-        return (losses * real).sum(-1) / real.sum(-1).clamp(min=1.0)
 
 
 class ClientRule(ABC):
@@ -212,32 +199,33 @@ class Aggregator(ServerRule):
         return Outcome(self.combine(cohort), state)
 
 
-def normalised(weights: Tensor) -> Tensor:
-    """Weights that sum to 1; all zero stays all zero."""
-    total = weights.sum()
-    return weights / torch.where(total == 0, torch.ones_like(total), total)
-
-
 @dataclass(frozen=True)
 class WeightedMean(Aggregator):
-    """sum_k n_k u_k / sum_k n_k, the server of FedAvg; `weights = "uniform"` is the plain mean."""
+    """sum_k n_k u_k / sum_k n_k, the server of FedAvg; `weights`: "size", "uniform" (the plain mean) or "capped"."""
 
     weights: str = "size"
 
     def __post_init__(self) -> None:
-        if self.weights not in ("size", "uniform"):
-            raise EquipoiseError(f"WeightedMean: weights is {self.weights!r}", 'use "size" or "uniform"')
+        check_weights("WeightedMean", self.weights)
 
     def combine(self, cohort: Cohort) -> Tensor:
-        sizes = cohort.sizes if self.weights == "size" else torch.ones_like(cohort.sizes)
-        return normalised(sizes.to(cohort.updates.dtype)) @ cohort.updates
+        return shares(cohort.sizes, self.weights).to(cohort.updates.dtype) @ cohort.updates
 
 
 class Filter(ABC):
-    """Changes a cohort before a server rule sees it (clipping, mixing, bucketing)."""
+    """Changes a cohort before a server rule sees it (clipping, mixing, bucketing).
+
+    What it tells for the log: `scale` [m], how much it left of each update, from 0 (dropped) to 1; and, if it drops or
+    merges rows, `row_of` [m], the new row that each client went into, -1 for none.
+    """
 
     keeps_rows: bool = True
     """Whether row k is still client k's afterwards."""
+    needs: frozenset[str] = frozenset()
+
+    def check(self, n: int) -> int:
+        """How many rows it makes of n; raises EquipoiseError if n clients cannot work."""
+        return n
 
     @abstractmethod
     def __call__(self, cohort: Cohort) -> tuple[Cohort, Mapping[str, Any]]:
@@ -262,12 +250,14 @@ class Chain(ServerRule):
 
     @property
     def needs(self) -> frozenset[str]:
-        return self.rule.needs
+        return self.rule.needs.union(*(f.needs for f in self.filters))
 
     def init(self, w: Tensor) -> State:
         return self.rule.init(w)
 
     def check(self, n: int) -> None:
+        for part in self.filters:
+            n = part.check(n)
         self.rule.check(n)
 
     def plan(self, ids: Tensor, state: State) -> dict[str, Tensor]:
@@ -275,11 +265,16 @@ class Chain(ServerRule):
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
         info: dict[str, Any] = {}
+        rows = torch.arange(len(cohort), device=cohort.updates.device)
         for part in self.filters:
             cohort, done = part(cohort)
             info.update({f"{type(part).__name__}.{k}": v for k, v in done.items()})
+            rows = torch.where(rows < 0, rows, done["row_of"][rows.clamp(min=0)]) if "row_of" in done else rows
         outcome = self.rule(cohort, state)
-        return replace(outcome, info={**info, **outcome.info})
+        info.update(outcome.info)
+        if "weights" in info:
+            info["weights"] = spread(info["weights"], rows)
+        return replace(outcome, info=info)
 
 
 def chain(*parts: Filter | ServerRule) -> ServerRule:

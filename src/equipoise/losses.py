@@ -5,7 +5,9 @@ All take outputs [..., B, C] and labels, so they work for one client, for client
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -69,3 +71,20 @@ def correct(outputs: Tensor, y: Tensor) -> Tensor:
     guess = (outputs.squeeze(-1) > 0).to(torch.int64) if one else outputs.argmax(-1)
     label = y.argmax(-1) if y.ndim == outputs.ndim else y
     return (guess == label) & ~outputs.isnan().any(-1)
+
+
+class Objective(ABC):
+    """Turns the losses of a batch's samples into the one loss that a client descends."""
+
+    @abstractmethod
+    def __call__(self, losses: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+        """[K, B] losses, [K, B, ...] labels, [K, B] mask (True: a real sample) -> [K]. An all-False row gives 0."""
+
+
+@dataclass(frozen=True)
+class Mean(Objective):
+    """The plain mean over the batch's real samples."""
+
+    def __call__(self, losses: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+        real = mask.to(losses.dtype)
+        return (losses * real).sum(-1) / real.sum(-1).clamp(min=1.0)

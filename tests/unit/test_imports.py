@@ -9,7 +9,7 @@ import equipoise
 
 SOURCE = Path(equipoise.__file__).parent
 LAYERS = [
-    {"errors", "streams", "layout", "losses", "files"},
+    {"errors", "streams", "layout", "losses", "files", "weighting"},
     {"at"},
     {"core", "threat"},
     {"objectives", "solvers"},
@@ -25,7 +25,7 @@ LAYERS = [
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BARE = [
     *("objectives", "solvers", "errors", "streams", "layout", "at", "core", "threat"),
-    *("losses", "models", "metrics", "files"),
+    *("losses", "models", "metrics", "files", "weighting"),
 ]
 BLOCKED = ["pydantic", "typer", "click", "rich", "pooch", "pyarrow", "plotly", "scipy", "pandas", "sklearn", "flwr"]
 BARE_PACKAGES = ("methods", "aggregators", "attacks", "engine")

@@ -114,7 +114,7 @@ def test_with_quota_one_a_participant_keeps_its_own_learning_and_adds_the_others
         norm = float(rows[top].norm())
         counted = rows[top] * (1.0 if clip is None else min(1.0, clip / norm))
         own = -rows[top] + got(outcome)[top]
-        wanted = -rows[top] - outcome.direction + float(outcome.info["weight"][top]) * counted
+        wanted = -rows[top] - outcome.direction + float(outcome.info["weights"][top]) * counted
         assert relative(own, wanted) < 1e-12
 
 
@@ -191,7 +191,7 @@ def test_a_negative_reputation_has_no_weight_while_grace_lasts() -> None:
     rows = torch.cat([alike(4), -alike(1)])
     first, second, third = rounds(RFFL(grace=2), [cohort(rows, round=r) for r in range(3)])
     assert first.exclude == second.exclude == ()
-    assert float(first.info["reputation"][4]) == 0.0 == float(second.info["weight"][4])
+    assert float(first.info["reputation"][4]) == 0.0 == float(second.info["weights"][4])
     assert third.exclude == (4,)
 
 
@@ -278,8 +278,8 @@ def test_a_newcomer_has_no_weight_until_it_has_been_judged() -> None:
         RFFL(),
         [cohort(rows[:2], ids=[4, 9]), cohort(rows, round=1, ids=[4, 7, 9]), cohort(rows, round=2, ids=[4, 7, 9])],
     )
-    assert float(second.info["weight"][1]) == 0.0
-    assert float(third.info["weight"][1]) > 0.0
+    assert float(second.info["weights"][1]) == 0.0
+    assert float(third.info["weights"][1]) > 0.0
 
 
 # ------------------------------------------------------------------------------------------------------ the ledger

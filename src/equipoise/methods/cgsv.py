@@ -91,7 +91,7 @@ class CGSV(ServerRule):
             direction=u.to(dtype),
             state={"ids": ids, "reputation": reputation},
             downloads=-largest(u, quota, cohort.layout, self.largest).to(dtype),
-            info={"reputation": reputation[here], "quota": quota, "weight": weight, **reason},
+            info={"reputation": reputation[here], "quota": quota, "weights": weight, **reason},
         )
 
 

@@ -161,7 +161,7 @@ class RFFL(ServerRule):
             downloads=-allotted.to(dtype),
             exclude=tuple(ids[gone].tolist()),
             info={
-                **{"reputation": reputation[here], "quota": quota, "weight": weight},
+                **{"reputation": reputation[here], "quota": quota, "weights": weight},
                 **{"removed": _told(ids[gone], share[gone], limit)},
                 **({"reason": reason} if reason else {}),
             },
