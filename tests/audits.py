@@ -80,6 +80,8 @@ def make_audit(
                 found = _clients(world, chosen[method], hurt, rng, luck, noise, alone)
                 columns = {**found, "malicious": malicious}
                 columns["filtered"] = np.where(malicious, 0.8, 0.05) * ("rffl" in method or "krum" in method)
+                columns["influence"] = 1.0 - columns["filtered"]
+                columns["downweighted"] = columns["filtered"] / 4
                 people += [{**cell, "client": i, **{k: v[i] for k, v in columns.items()}} for i in range(clients)]
                 numbers = _measures(columns, rng, rounds)
                 clean.setdefault((method, seed), numbers["accuracy_mean"] if attack == "none" else np.nan)
@@ -98,7 +100,9 @@ def make_audit(
         baseline=first,
         cells=_table(cells, (*names, "status", "error"), MEASURES),
         clients=_table(
-            people, (*names, "client", "n", "malicious"), ("accuracy", "loss", "gap", "standalone", "filtered")
+            people,
+            (*names, "client", "n", "malicious"),
+            ("accuracy", "loss", "gap", "standalone", "filtered", "downweighted", "influence"),
         ),
         curves=_table(curves, (*names, "round"), ("accuracy_mean", "accuracy_std", "worst_10")),
         ledger=_table(ledger, (*names, "round", "client", "removed"), ("reputation", "quota")),
@@ -154,6 +158,7 @@ def _measures(columns: Mapping[str, Array], rng: np.random.Generator, rounds: in
         "spearman": _correlation(_ranks(own), _ranks(got)),
         "caught": float(kept_out.mean()) if len(kept_out) else np.nan,
         "honest_filtered": float(columns["filtered"][honest].mean()) if honest.any() else np.nan,
+        "honest_downweighted": float(columns["downweighted"][honest].mean()) if honest.any() else np.nan,
         "conflicts": 0.1 + 0.02 * rng.random(),
         "megabytes_up": 0.5 * rounds,
         "megabytes_down": 0.5 * rounds,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from equipoise.core import Cohort, Method
 from equipoise.data.federation import Dataset, Federation, Split
 from equipoise.engine.run import Scenario, Simulation
-from equipoise.engine.settings import Participation, Run, Train
+from equipoise.engine.settings import Admission, Participation, Run, Train
 from equipoise.layout import Layout
 from equipoise.models import build
 from equipoise.streams import Stream
@@ -50,9 +50,10 @@ def simulation(
     fed = fed or federation()
     shape = tuple(fed.data.x.shape[1:])
     module = build(model, shape, fed.data.classes, Stream(3), **params) if isinstance(model, str) else model
-    scenario = Scenario(fed, module, train or Train(batch=5, lr=0.1), participation or Participation(), attack=attack)
-    if admission is not None:
-        scenario = Scenario(fed, module, scenario.train, scenario.participation, admission, attack)
+    admission = admission or Admission(guard="off")  # so that rules are shown what clients say
+    scenario = Scenario(
+        fed, module, train or Train(batch=5, lr=0.1), participation or Participation(), admission, attack
+    )
     run = run or Run(dtype="float64")
     return Simulation(scenario, method or Method(), replace(run, device="cpu") if run.device == "auto" else run)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from equipoise.core import SGD, Cohort, Method, Outcome, ServerRule, State, Stop, Stream, WeightedMean
 from equipoise.data.synthetic import eagle_synthetic
 from equipoise.engine.run import Scenario, Simulation
-from equipoise.engine.settings import Run, Train
+from equipoise.engine.settings import Admission, Run, Train
 from equipoise.methods.eagle import eagle
 from equipoise.metrics import gaps
 from equipoise.models import build
@@ -81,7 +81,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float
 
 def _measured(method: Method, seed: int, cache: Path) -> dict[str, float]:
     model = build("linear", (2,), 2, Stream(seed).child("init"))
-    scenario = Scenario(eagle_synthetic(seed=seed), model, Train(rounds=ROUNDS, steps=1, batch=0, lr=1.0))
+    scenario = Scenario(
+        eagle_synthetic(seed=seed),
+        model,
+        Train(rounds=ROUNDS, steps=1, batch=0, lr=1.0),
+        admission=Admission(guard="off"),
+    )
     run = Run(seed=seed, dtype="float64", device="cpu")
     alone, simulation = local_optima(scenario, run, STOP, cache), Simulation(scenario, method, run)
     for _ in range(ROUNDS):

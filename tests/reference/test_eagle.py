@@ -11,7 +11,7 @@ from torch import nn
 
 from equipoise.data.federation import Dataset, Federation, Split
 from equipoise.engine.run import Scenario, Simulation
-from equipoise.engine.settings import Run, Train
+from equipoise.engine.settings import Admission, Run, Train
 from equipoise.methods.eagle import eagle
 from equipoise.streams import Stream
 from tests.small import cohort
@@ -42,7 +42,7 @@ def simulate(fed: Federation, lam: float, scale: str) -> tuple[np.ndarray, list[
         model.weight.copy_(torch.from_numpy(START)[None])
     train = Train(rounds=ROUNDS, epochs=EPOCHS, batch=0, lr=LR, lr_decay=DECAY)
     method = eagle(lam, scale=scale, tolerance=TOLERANCE, window=WINDOW, cap=CAP)  # type: ignore[arg-type]
-    sim = Simulation(Scenario(fed, model, train), method, Run(dtype="float64"))
+    sim = Simulation(Scenario(fed, model, train, admission=Admission(guard="off")), method, Run(dtype="float64"))
     sent = []
     for _ in range(ROUNDS):
         sent.append(sim.server.plan().messages["weight"].tolist())

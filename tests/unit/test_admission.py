@@ -144,9 +144,10 @@ def test_a_lie_about_size_is_told_and_can_be_capped() -> None:
         def lie(self, claims: Claims, stream: object) -> Claims:
             return Claims(claims.sizes * 10**6, claims.losses, claims.signals)
 
+    liar, as_told, at_most_the_median = Boaster(count=1), Admission(guard="off"), Admission(guard="off", size_cap=1)
     honest, fooled, capped = (
-        simulation(attack=a, admission=adm)
-        for a, adm in [(None, Admission()), (Boaster(count=1), Admission()), (Boaster(count=1), Admission(size_cap=1))]
+        simulation(attack=attack, admission=admission)
+        for attack, admission in [(None, as_told), (liar, as_told), (liar, at_most_the_median)]
     )
     for sim in (honest, fooled, capped):
         sim.step()

@@ -101,6 +101,14 @@ MEASURES: Mapping[str, Measure] = {
             True,
         ),
         _m(
+            "honest_downweighted",
+            "honest down-weighted",
+            "robustness",
+            "low",
+            "share of honest updates that counted for less than half of an equal say",
+            True,
+        ),
+        _m(
             "conflicts",
             "conflicts",
             "conflict",
@@ -146,7 +154,8 @@ class AuditData:
     """A row per (method, attack, seed): status "done" or "failed", error, and a float column for each of MEASURES."""
     clients: Table
     """A row per (method, attack, seed, client) at the end: accuracy, loss, n, malicious, gap, standalone (accuracy of
-    the client alone), filtered (share of the rounds it took part in whose update was kept out)."""
+    the client alone), filtered (share of the rounds it took part in whose update was kept out), downweighted
+    (share in which it had less than half of an equal say) and influence (its mean say; 1 is an equal one)."""
     curves: Table
     """A row per (method, attack, seed, round) that was evaluated: accuracy_mean, accuracy_std, worst_10."""
     ledger: Table

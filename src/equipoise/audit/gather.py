@@ -11,6 +11,7 @@ import numpy as np
 
 from equipoise import files, metrics, registry
 from equipoise.audit.data import MEASURES, AuditData, Card
+from equipoise.audit.influence import influence
 from equipoise.audit.plan import CLEAN, Plan
 from equipoise.audit.runner import federation, folder, optima
 from equipoise.config.parts import Table as Params
@@ -93,34 +94,12 @@ def _clients(result: Result, own: Table, alone: Optima) -> dict[str, Any]:
     out["standalone"] = np.concatenate([alone.accuracy["test"], pad])
     with np.errstate(invalid="ignore"):  # a client that diverged in both has no gap to speak of
         out["gap"] = own["loss"] - np.concatenate([alone.loss["test"], pad])
-    out["filtered"] = _filtered(result, n)
-    return out
+    return out | influence((info for _, info in _infos(result)), n)
 
 
 def _infos(result: Result) -> list[tuple[int, dict[str, Any]]]:
     # Rounds are counted from 0 where they are planned and from 1 where they are looked at.
     return [(int(r) + 1, json.loads(i)) for r, i in zip(result.rounds["round"], result.rounds["info"], strict=True)]
-
-
-def _filtered(result: Result, n: int) -> np.ndarray[Any, Any]:
-    """[n]: the share of a client's rounds in which nothing it sent was used; NaN if it was never drawn.
-
-    Kept out are: the quarantined, those to whom the server rule gave no weight (`info["weights"]` is 0), and, from
-    their removal on, the excluded.
-    """
-    drawn, out, gone = np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
-    for _, info in _infos(result):
-        present = np.array(info["drawn"], dtype=int)
-        drawn[present] += 1
-        drawn[gone] += 1
-        out[gone] += 1
-        for client in info["quarantined"]:
-            out[int(client)] += 1
-        weight = info.get("weights")
-        if weight is not None and len(weight) == len(info["admitted"]):
-            out[np.array(info["admitted"], dtype=int)[np.asarray(weight) == 0]] += 1
-        gone[np.array(info.get("excluded", []), dtype=int)] = True
-    return metrics._ratio(out, drawn)
 
 
 def _measures(result: Result, served: Mapping[str, Any], clean: float | None, path: Path) -> dict[str, float]:
@@ -131,6 +110,7 @@ def _measures(result: Result, served: Mapping[str, Any], clean: float | None, pa
     numbers |= metrics.collaborative(served["standalone"], served["accuracy"], bad)
     numbers["drop"] = _number(clean) - numbers["accuracy_mean"]
     numbers["caught"], numbers["honest_filtered"] = (_mean(served["filtered"][mask]) for mask in (bad, ~bad))
+    numbers["honest_downweighted"] = _mean(served["downweighted"][~bad])
     admitted = result.rounds["admitted"].astype(float)
     numbers["conflicts"] = _mean(metrics._ratio(result.rounds["conflicts"].astype(float), admitted))
     size = 0 if result.model is None else result.model.numel() * _FLOAT / 1e6

@@ -1,9 +1,9 @@
 """The door: what a client sent is checked before any server rule sees it.
 
 Two stages. `decode` looks at a raw message, names, shapes and types, and makes a row of it. `admit` looks at the rows
-together: finite numbers, sane claims, and, if asked for, norms and sizes out of proportion to the cohort. A client that
-fails is quarantined for the round with a reason, and the round goes on as if it had been absent. Nothing in here raises
-for anything a client can send.
+together: finite numbers, sane claims, and, if asked for, norms and sizes out of proportion to the cohort; what remains
+passes the guard. A client that fails is quarantined for the round with a reason, and the round goes on as if it had
+been absent. Nothing in here raises for anything a client can send.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from equipoise.engine.exchange import Replies
+from equipoise.engine.guard import guarded
 from equipoise.engine.settings import Admission
 from equipoise.layout import Layout
 
@@ -54,6 +55,8 @@ class Admitted:
     quarantined: dict[int, str]
     capped: tuple[int, ...] = ()
     """Clients whose reported size was lowered to the cap."""
+    guarded: tuple[int, ...] = ()
+    """Clients whose reports were out of proportion, and were taken as less."""
 
 
 def admit(replies: Replies, settings: Admission) -> Admitted:
@@ -81,7 +84,8 @@ def admit(replies: Replies, settings: Admission) -> Admitted:
     quarantined = {int(i): str(r) for i, r in zip(replies.ids.tolist(), reasons, strict=True) if r}
     kept = _cap_sizes(_rows(replies, good), settings.size_cap)
     capped = tuple(kept.ids[kept.sizes < replies.sizes[good]].tolist())
-    return Admitted(replace(kept, refused={}), {**replies.refused, **quarantined}, capped)
+    kept, out = guarded(replace(kept, refused={}), settings.guard, settings.guard_width)
+    return Admitted(kept, {**replies.refused, **quarantined}, capped, out)
 
 
 def _rows(replies: Replies, good: Tensor) -> Replies:

@@ -75,7 +75,8 @@ class Server:
         admitted = admit(exchange(plan), self.admission)
         kept = admitted.replies
         drawn, ids = tuple(plan.ids.tolist()), tuple(kept.ids.tolist())
-        info: dict[str, Any] = {"size_capped": list(admitted.capped)} if admitted.capped else {}
+        touched = {"size_capped": list(admitted.capped), "guarded": list(admitted.guarded)}
+        info: dict[str, Any] = {name: ids for name, ids in touched.items() if ids}
 
         def record(**more: Any) -> RoundRecord:
             return RoundRecord(plan.round, plan.lr, drawn, ids, admitted.quarantined, **more)

@@ -73,6 +73,10 @@ class Admission:
     """Quarantine an update whose L2 norm is more than this many times the cohort's median norm."""
     size_cap: float | None = None
     """Lower a self-reported size that is more than this many times the cohort's median size to that cap."""
+    guard: Literal["winsorise", "rank", "off"] = "winsorise"
+    """Keeps reported losses, signals and sizes within what the cohort makes believable, see `engine.guard`."""
+    guard_width: float = 3.0
+    """How many spreads from the median a report may lie, and how many times the median a size may be."""
     quorum: int = 1
     """With fewer admitted updates than this, the model stays as it is."""
     __pydantic_config__ = _STRICT
@@ -80,6 +84,7 @@ class Admission:
     def __post_init__(self) -> None:
         _require(self.norm_cap is None or self.norm_cap > 0, "admission.norm_cap", self.norm_cap, "above 0")
         _require(self.size_cap is None or self.size_cap >= 1, "admission.size_cap", self.size_cap, "1 or more")
+        _require(self.guard_width >= 1, "admission.guard_width", self.guard_width, "1 or more")
         _require(self.quorum >= 1, "admission.quorum", self.quorum, "1 or more")
 
 

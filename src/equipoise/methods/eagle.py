@@ -79,7 +79,7 @@ class EAGLE(ClientRule):
 
     def report(self, state: State, at: At) -> dict[str, Tensor]:
         gap = at.risk(at.received, "validation") - state["optimum"]
-        return {"gap": gap, "measured": state["measured"]}
+        return {"gap": gap, "measured": state["measured"] > 0}
 
     def begin(self, received: Tensor, state: State, at: At) -> tuple[Tensor, State]:
         if "weight" not in at.message:
@@ -126,7 +126,7 @@ class GapWeights(ServerRule):
         if "gap" not in cohort.signals:
             raise EquipoiseError("eagle: clients report no gap", "GapWeights needs the client rule EAGLE")
         gap = cohort.signals["gap"].to(torch.float64)
-        measured = cohort.signals.get("measured", torch.ones_like(gap)) > 0
+        measured = cohort.signals.get("measured", torch.ones_like(gap)).to(torch.bool)
         old = ~torch.isin(state["ids"], cohort.ids)
         ids, order = torch.cat([cohort.ids, state["ids"][old]]).sort()
         new = {

@@ -256,6 +256,8 @@ _CLIENT_COLUMNS = {
     "gap": "gap",
     "standalone": "alone (%)",
     "filtered": "kept out (%)",
+    "downweighted": "little say (%)",
+    "influence": "say",
 }
 
 

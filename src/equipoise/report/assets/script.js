@@ -115,7 +115,7 @@
   const count = columns.method ? columns.method.length : 0;
   const words = { method: methods, attack: attacks, malicious: ["honest", "attacker"] };
   const value = (name, row) => words[name] ? words[name][columns[name][row]] ?? "" : columns[name][row];
-  const share = new Set(["accuracy", "standalone", "filtered"]);
+  const share = new Set(["accuracy", "standalone", "filtered", "downweighted"]);
   const shown = (name, row) => {
     const v = value(name, row);
     if (v === null) return "–";
