@@ -135,7 +135,8 @@ def ignores_the_order_of_clients(rule: ServerRule, seed: int = 0) -> None:
 
 def sample_federation(sizes: tuple[int, ...] = (12, 25, 1, 9, 17, 30, 8, 14)) -> Federation:
     """A small classification problem with clients of unequal size, one of them with a single sample."""
-    g, n = Stream(7).torch(), sum(sizes) + 8 * len(sizes)
+    own = 6  # samples that the server holds itself
+    g, n = Stream(7).torch(), sum(sizes) + 8 * len(sizes) + own
     y = torch.randint(3, (n,), generator=g)
     x = torch.randn((3, 5), generator=g)[y] + 0.5 * torch.randn((n, 5), generator=g)
     parts: dict[str, list[Tensor]] = {"train": [], "validation": [], "test": []}
@@ -144,7 +145,8 @@ def sample_federation(sizes: tuple[int, ...] = (12, 25, 1, 9, 17, 30, 8, 14)) ->
         for name, size in (("train", s), ("validation", 4), ("test", 4)):
             parts[name].append(torch.arange(at, at + size))
             at += size
-    return Federation(Dataset("contract", x, y, 3), {name: Split.of(p) for name, p in parts.items()})
+    splits = {name: Split.of(p) for name, p in parts.items()}
+    return Federation(Dataset("contract", x, y, 3), splits, root=torch.arange(at, at + own))
 
 
 def sample_run(method: Method, executor: str, rounds: int = 3, sizes: tuple[int, ...] | None = None) -> Simulation:

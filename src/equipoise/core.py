@@ -269,10 +269,11 @@ class Chain(ServerRule):
         for part in self.filters:
             cohort, done = part(cohort)
             info.update({f"{type(part).__name__}.{k}": v for k, v in done.items()})
-            rows = torch.where(rows < 0, rows, done["row_of"][rows.clamp(min=0)]) if "row_of" in done else rows
+            if "row_of" in done:
+                rows = torch.where(rows < 0, rows, done["row_of"][rows.clamp(min=0)])
         outcome = self.rule(cohort, state)
         info.update(outcome.info)
-        if "weights" in info:
+        if "weights" in info and int(rows.max()) + 1 == len(cohort):
             info["weights"] = spread(info["weights"], rows)
         return replace(outcome, info=info)
 

@@ -287,8 +287,8 @@ def test_a_pull_that_must_diverge_is_warned_of_and_stays_finite() -> None:
         ({"solver": "both"}, "solver is 'both'"),
         ({"choose": "test"}, "choose is 'test'"),
         ({"choose": "greedy", "candidates": (1.0, -2.0)}, r"candidates is \[1.0, -2.0\]"),
-        ({"strong": True}, 'strong is set, but choose is "fixed"'),
-        ({"candidates": (1.0,)}, 'candidates is set, but choose is "fixed"'),
+        ({"lam": 1.0, "strong": True}, 'strong is set, but choose is "fixed"'),
+        ({"lam": 1.0, "candidates": (1.0,)}, 'candidates is set, but choose is "fixed"'),
         ({"finetune_epochs": 0}, "finetune_epochs is 0"),
     ],
 )

@@ -243,18 +243,22 @@ def _check(rule: Ditto) -> None:
 
 
 def ditto(
-    lam: float = 1.0,
+    lam: float | None = None,
     *,
     base: Method | None = None,
     server: ServerRule | None = None,
     solver: Solver = "joint",
-    choose: Choose = "fixed",
+    choose: Choose | None = None,
     strong: bool = False,
     candidates: tuple[float, ...] = (),
     finetune_epochs: int = 50,
 ) -> Method:
-    """`base` gives client and server rule of the global model (FedAvg with the plain mean); `server` overrides."""
+    """`base` gives client and server rule of the global model (FedAvg with the plain mean); `server` overrides.
+
+    Without `lam`, every client chooses its own on validation data; with it, it is fixed unless `choose` says more.
+    """
     name = f"ditto+{base.name}" if base else "ditto"
     base = base or Method(server=WeightedMean("uniform"))
-    client = Ditto(lam, base.client, solver, choose, strong, candidates, finetune_epochs)
+    how: Choose = choose or ("validation" if lam is None else "fixed")
+    client = Ditto(1.0 if lam is None else lam, base.client, solver, how, strong, candidates, finetune_epochs)
     return Method(name, client, base.server if server is None else server)
