@@ -1,10 +1,19 @@
 """On a CUDA device: the same numbers as on the CPU, for every executor, method and attack there is."""
 
+from dataclasses import fields, replace
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
-from equipoise import registry
+from equipoise import contract, registry
+from equipoise.aggregators import CoordinateMedian
+from equipoise.at import Stop
 from equipoise.attacks import LabelNoise, SignFlip
+from equipoise.core import Method, chain
+from equipoise.engine.clients import Executor
+from equipoise.engine.run import Simulation
 from equipoise.engine.settings import Participation, Run, Train
 from equipoise.methods import fedavg, fedprox
 from equipoise.streams import Stream
@@ -18,32 +27,84 @@ MODELS = {
 }
 
 
+METHODS, RULES, FILTERS, ATTACKS = registry.methods(), registry.rules(), registry.filters(), registry.attacks()
+
+
+@pytest.fixture(autouse=True)
+def _little_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What clients reach alone takes long; here an epoch of it is enough."""
+    whole = Executor.fit_alone
+
+    def short(self: Executor, *args: Any) -> Tensor:
+        return whole(self, *(Stop(window=1, cap=1) if isinstance(a, Stop) else a for a in args))
+
+    monkeypatch.setattr(Executor, "fit_alone", short)
+
+
+def after(method: Method, attack: Attack | None, model: str, device: str, executor: str, replay: str) -> Simulation:
+    kind, params, shape = MODELS[model]
+    fed = replace(federation((7, 25, 9, 12), shape=shape, classes=10), root=torch.arange(12))
+    sim = simulation(
+        method,
+        fed,
+        model=kind,
+        attack=attack,
+        train=Train(epochs=2, batch=4, lr=0.05),
+        participation=Participation(per_round=3),
+        run=Run(executor=executor, dtype="float64", device=device, replay=replay),  # type: ignore[arg-type]
+        **params,
+    )
+    for _ in range(3):
+        sim.step()
+    return sim
+
+
+def compare(cpu: Simulation, cuda: Simulation) -> None:
+    wanted, found = cpu.dump(), cuda.dump()
+    assert wanted.keys() == found.keys()
+    for name, t in wanted.items():
+        assert relative(found[name].cpu().double(), t.double()) < 1e-9, name
+    for kind, e in cpu.evaluate("test").items():
+        assert e.loss == pytest.approx(cuda.evaluate("test")[kind].loss, rel=1e-9)
+
+
+@pytest.mark.parametrize("replay", ["off", "on"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_gives_the_numbers_of_the_cpu(name: str, replay: str) -> None:
+    made = [after(METHODS[name].make(), SignFlip(fraction=0.25), "mlp", *d) for d in devices("vmap", replay)]
+    compare(*made)
+    if replay == "on":
+        assert made[1].simulator.replay is not None and made[1].simulator.replay.reasons == {}
+
+
+def devices(executor: str, replay: str) -> list[tuple[str, str, str]]:
+    return [("cpu", "loop", "off"), ("cuda", executor, replay)]
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_under_every_attack(name: str) -> None:
+    compare(*(after(fedavg(), ATTACKS[name].make(fraction=0.25), "mlp", *d) for d in devices("vmap", "on")))
+
+
+@pytest.mark.parametrize("replay", ["off", "on"])
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("attack", [None, LabelNoise(fraction=0.25), SignFlip(fraction=0.25)])
-@pytest.mark.parametrize("method", registry.methods())
-def test_cuda_equals_cpu(method: str, attack: Attack | None, model: str, executor: str) -> None:
-    kind, params, shape = MODELS[model]
-    ends = []
-    for device in ("cpu", "cuda"):
-        sim = simulation(
-            registry.methods()[method].make(),
-            federation((7, 25, 1, 12), shape=shape),
-            model=kind,
-            attack=attack,
-            train=Train(epochs=2, batch=4, lr=0.05),
-            participation=Participation(per_round=3),
-            run=Run(executor=executor, dtype="float64", device=device),  # type: ignore[arg-type]
-            **params,
-        )
-        for _ in range(3):
-            sim.step()
-        found = sim.evaluate("test")
-        ends.append((sim.dump(), {k: e.loss for k, e in found.items()}))
-    for name, t in ends[0][0].items():
-        assert relative(ends[1][0][name].cpu().double(), t.double()) < 1e-9, name
-    for kind, loss in ends[0][1].items():
-        assert loss == pytest.approx(ends[1][1][kind], rel=1e-9)
+def test_every_kind_of_model_and_executor(model: str, executor: str, replay: str) -> None:
+    compare(*(after(fedprox(0.1), LabelNoise(fraction=0.25), model, *d) for d in devices(executor, replay)))
+
+
+@pytest.mark.parametrize("name", [*RULES, *FILTERS])
+def test_every_rule_and_filter_gives_the_numbers_of_the_cpu(name: str) -> None:
+    rule = RULES[name].make() if name in RULES else chain(FILTERS[name].make(), CoordinateMedian())
+    cohort = contract.sample_cohort(5)
+    tensors = {f.name: getattr(cohort, f.name) for f in fields(cohort)}
+    moved = {n: t.cuda() for n, t in tensors.items() if isinstance(t, Tensor)}
+    there = replace(cohort, **moved, signals={n: t.cuda() for n, t in cohort.signals.items()}, probe=None)
+    state, other = rule.init(cohort.start), rule.init(there.start)
+    for _ in range(2):
+        a, b = rule(cohort, state), rule(there, other)
+        assert relative(b.direction.cpu(), a.direction) < 1e-9
+        state, other = a.state, b.state
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

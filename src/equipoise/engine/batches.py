@@ -39,40 +39,54 @@ class Batches:
         return Batches(self.index.to(device), self.mask.to(device), self.steps, self.widths)
 
 
-def plan_batches(split: Split, ids: Tensor, schedule: Schedule, stream: Stream, per_step: int = 1) -> Batches:
-    """The batches of clients `ids` for one round; `per_step` independent batches in each step."""
-    size = split.size[ids]
-    longest = int(size.max()) if len(ids) else 0
+def plan_batches(
+    split: Split, ids: Tensor, schedule: Schedule, stream: Stream, per_step: int = 1, sizes: Tensor | None = None
+) -> Batches:
+    """The batches of clients `ids` for one round; `per_step` independent batches in each step.
+
+    All is worked out where `split` and `ids` are; `sizes` [K] in host memory, if known there, saves waiting for a GPU.
+    """
+    known = split.size[ids].cpu() if sizes is None else sizes
+    longest = int(known.max()) if len(ids) else 0
     width = max(1, min(schedule.batch or longest, longest))
-    per_epoch = (size + width - 1) // width
-    steps = per_epoch * schedule.epochs if schedule.steps is None else schedule.steps * (size > 0)
-    s = torch.arange(int(steps.max()) if len(ids) else 0)[:, None]
+    laps = (known + width - 1) // width
+    steps = laps * schedule.epochs if schedule.steps is None else schedule.steps * (known > 0)
+    device = ids.device
+    size, per_epoch, taken = known.to(device), laps.to(device), steps.to(device)
+    s = torch.arange(int(steps.max()) if len(ids) else 0, device=device)[:, None]
     lap = per_epoch.clamp(min=1)  # clients without data take no step; they must not divide by zero either
-    epoch, place, epochs = s // lap, s % lap, (steps + lap - 1) // lap
-    column = place[..., None] * width + torch.arange(width)
-    mask = (column < size[None, :, None]) & (s < steps)[..., None]
+    epoch, place = s // lap, s % lap
+    within = torch.arange(width, device=device)
+    column = place[..., None] * width + within
+    mask = (column < size[None, :, None]) & (s < taken)[..., None]
+    runs = (steps + laps.clamp(min=1) - 1) // laps.clamp(min=1)
     layers = []
     for j in range(per_step):
-        order, first = _orders(split, ids, epochs, stream.child(j))
+        order, first = _orders(split, ids, known, runs, stream.child(j))
         entry = first + epoch * size + place * width
-        at = (entry[..., None] + torch.arange(width)).masked_fill(~mask, 0)
+        at = (entry[..., None] + within).masked_fill(~mask, 0)
         layers.append(order[at] if len(order) else torch.zeros_like(at))
     index = torch.stack(layers, 1) if layers else column.new_zeros((0, 0, 0, 0))
-    widths = size.clamp(max=width)
+    widths = known.clamp(max=width)
     return Batches(index, mask[:, None].expand_as(index), tuple(steps.tolist()), tuple(widths.tolist()))
 
 
-def _orders(split: Split, ids: Tensor, epochs: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
-    """Every client's sample numbers, shuffled anew for each epoch and laid end to end, and where each client begins."""
-    size = split.size[ids]
-    runs = torch.repeat_interleave(torch.arange(len(ids)), epochs)  # one entry per (client, epoch)
-    first_run = epochs.cumsum(0) - epochs
-    epoch = torch.arange(len(runs)) - first_run[runs]
-    run = torch.repeat_interleave(torch.arange(len(runs)), size[runs])  # one entry per (client, epoch, sample)
-    total = size * epochs
-    first = total.cumsum(0) - total
-    place = torch.arange(len(run)) - (first[runs] + epoch * size[runs])[run]
-    key = stream.bits(ids[runs][run], epoch[run], place)
+def _orders(split: Split, ids: Tensor, sizes: Tensor, epochs: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
+    """Every client's sample numbers, shuffled anew for each epoch and laid end to end, and where each client begins.
+
+    `sizes` and `epochs` [K] are in host memory, so that the lengths of everything are known without asking the device.
+    """
+    device = ids.device
+    client = torch.repeat_interleave(torch.arange(len(ids)), epochs)  # one entry per (client, epoch)
+    each = sizes[client]
+    begin = each.cumsum(0) - each
+    total = int(each.sum())
+    epoch = torch.arange(len(client)) - (epochs.cumsum(0) - epochs)[client]
+    client, each, begin, epoch = (t.to(device) for t in (client, each, begin, epoch))
+    run = torch.repeat_interleave(torch.arange(len(client), device=device), each, output_size=total)
+    place = torch.arange(total, device=device) - begin[run]
+    key = stream.bits(ids[client][run], epoch[run], place)
     shuffled = torch.argsort(key, stable=True)
     shuffled = shuffled[torch.argsort(run[shuffled], stable=True)]
-    return split.index[split.start[ids][runs][run] + place[shuffled]], first
+    laid = sizes * epochs
+    return split.index[split.start[ids][client][run] + place[shuffled]], (laid.cumsum(0) - laid).to(device)

@@ -61,15 +61,20 @@ def client_round(rule: ClientRule, world: World, work: Work, state: State, alone
     losses = view.risk(work.received) if work.losses else None
     signals = rule.report(state, view)
     start, extra = rule.begin(work.received, state, view)
-    w, now = start, {**state, **extra}
-    for s in range(work.batches.longest):
-        view.step(s)
-        new_w, new = rule.step(w, now, view)
-        resting = [k for k, n in enumerate(work.batches.steps) if n <= s]
-        w, now = (new_w, new) if not resting else _hold(resting, (w, now), (new_w, new))
+    played = None if world.replay is None else world.replay.steps(rule, view, start, {**state, **extra})
+    w, now = played or _step_by_step(rule, view, start, {**state, **extra})
     end, now = rule.end(w, now, view)
     kept = {name: now[name] for name in state}
     return Done(start - end, end, _finite_or(kept, state), losses, signals)
+
+
+def _step_by_step(rule: ClientRule, view: View, w: Tensor, state: State) -> tuple[Tensor, State]:
+    for s in range(view.batches.longest):
+        view.step(s)
+        new_w, new = rule.step(w, state, view)
+        resting = [k for k, n in enumerate(view.batches.steps) if n <= s]
+        w, state = (new_w, new) if not resting else _hold(resting, (w, state), (new_w, new))
+    return w, state
 
 
 def _hold(rows: list[int], old: tuple[Tensor, State], new: tuple[Tensor, State]) -> tuple[Tensor, State]:
@@ -87,6 +92,12 @@ def _finite_or(new: State, old: State) -> State:
     return {n: torch.where(good.view(-1, *[1] * (t.dim() - 1)), t, old[n]) for n, t in new.items()}
 
 
+def cuts(k: int, d: int, vectorised: bool) -> list[slice]:
+    """How k rows of d numbers are cut into what is trained together."""
+    size = max(1, _BLOCK // max(d, 1)) if vectorised else 1
+    return [slice(a, min(a + size, k)) for a in range(0, k, size)]
+
+
 class Executor:
     """Runs client rounds in the chosen way: in big blocks of rows, or row by row over `workers` threads."""
 
@@ -94,8 +105,7 @@ class Executor:
         self.world, self.workers = world, workers
 
     def _cuts(self, k: int, d: int) -> list[slice]:
-        size = max(1, _BLOCK // max(d, 1)) if self.world.vectorised else 1
-        return [slice(a, min(a + size, k)) for a in range(0, k, size)]
+        return cuts(k, d, self.world.vectorised)
 
     def run(self, rule: ClientRule, work: Work, state: State, alone: Callable[..., Tensor]) -> Done:
         def one(c: slice) -> Done:
@@ -174,10 +184,12 @@ def steady() -> Iterator[None]:
     A client's operations are small: threads that wait for each other cost more than they bring (many times more on a
     busy machine), and results must not depend on how many cores there are.
     """
-    before = torch.get_num_threads()
+    before, rough = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
     torch.set_num_threads(1)
     try:
+        torch.backends.cuda.matmul.allow_tf32 = False
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
             yield
     finally:
         torch.set_num_threads(before)
+        torch.backends.cuda.matmul.allow_tf32 = rough

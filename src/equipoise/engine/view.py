@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from equipoise.data.federation import Federation, Split
 from equipoise.engine.batches import Batches
 from equipoise.engine.net import Net
 from equipoise.streams import Stream
+
+if TYPE_CHECKING:
+    from equipoise.engine.replay import Replay
 
 Disturb = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(x, y, client, index) -> (x, y): what an attack does to the batches of malicious clients, anew every round."""
@@ -31,6 +35,7 @@ class World:
     """The training split again, kept in host memory, where batches are planned."""
     vectorised: bool
     disturb: Disturb | None = None
+    replay: Replay | None = None
 
 
 class View:
@@ -61,14 +66,43 @@ class View:
 
     # ------------------------------------------------------------------------------------------- the batch of this step
 
+    def lookup(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples `index` [K, B] and their labels."""
+        data = self.world.federation.data
+        x, y = data.inputs(index, self.received.dtype), data.y[index]
+        return x, y.to(self.received.dtype) if y.is_floating_point() else y
+
+    def _disturbed(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self.lookup(index)
+        return (x, y) if self.world.disturb is None else self.world.disturb(x, y, self.ids, index)
+
     def _batch(self, batch: int) -> tuple[Tensor, Tensor]:
         if batch not in self._cache:
-            data, index = self.world.federation.data, self.batches.index[self._step, batch]
-            x, y = data.inputs(index, self.received.dtype), data.y[index]
-            if self.world.disturb is not None:
-                x, y = self.world.disturb(x, y, self.ids, index)
-            self._cache[batch] = x, y.to(self.received.dtype) if y.is_floating_point() else y
+            self._cache[batch] = self._disturbed(self.batches.index[self._step, batch])
         return self._cache[batch]
+
+    def _mask(self, batch: int) -> Tensor:
+        return self.batches.mask[self._step, batch]
+
+    def _key(self, batch: int) -> Tensor:
+        """[K]: drives dropout; without dropout nobody looks at it."""
+        if not self.world.net.keys:
+            return self.ids
+        return self._stream.bits(self.ids, torch.full_like(self.ids, self._step), torch.full_like(self.ids, batch))
+
+    def prepared(self) -> dict[str, Tensor]:
+        """What steps need that cannot be part of a recording, for all of them [S, batches, K, ...]."""
+        index, found = self.batches.index, {}
+        if self.world.net.keys:
+            s, b = (torch.arange(n, device=index.device) for n in index.shape[:2])
+            shape = (*index.shape[:2], len(self.ids))
+            grid = (t.expand(shape).contiguous() for t in (self.ids, s[:, None, None], b[:, None]))
+            found["key"] = self._stream.bits(*grid)
+        if self.world.disturb is not None:
+            pairs = [self._disturbed(part) for part in index.flatten(0, 1)]
+            x, y = torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
+            found |= {"x": x.view(*index.shape[:2], *x.shape[1:]), "y": y.view(*index.shape[:2], *y.shape[1:])}
+        return found
 
     @property
     def x(self) -> Tensor:
@@ -80,7 +114,7 @@ class View:
 
     @property
     def mask(self) -> Tensor:
-        return self.batches.mask[self._step, 0]
+        return self._mask(0)
 
     @property
     def index(self) -> Tensor:
@@ -88,12 +122,9 @@ class View:
 
     def _forward(self, params: dict[str, Tensor], batch: int) -> tuple[Forward, Tensor, Tensor]:
         x, y = self._batch(batch)
-        key = self.ids  # nobody looks at it, unless there is dropout
-        if self.world.net.keys:
-            key = self._stream.bits(self.ids, torch.full_like(self.ids, self._step), torch.full_like(self.ids, batch))
         net, rows = self.world.net, self.world.vectorised
-        outputs, *features = net.call(params, x, key, vectorised=rows, train=True, features=self._features)
-        return Forward(outputs, net.loss(outputs, y), tuple(features)), y, self.batches.mask[self._step, batch]
+        outputs, *features = net.call(params, x, self._key(batch), vectorised=rows, train=True, features=self._features)
+        return Forward(outputs, net.loss(outputs, y), tuple(features)), y, self._mask(batch)
 
     def _objective(self, params: dict[str, Tensor], loss: CustomLoss | None, batch: int) -> Tensor:
         seen, y, mask = self._forward(params, batch)

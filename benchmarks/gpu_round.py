@@ -1,0 +1,165 @@
+"""Whole FedAvg rounds on a GPU: milliseconds per cohort step, what a round adds to it, and one client after the other.
+
+    python benchmarks/gpu_round.py [--device cuda] [--rounds 20]
+
+Random images of Fashion-MNIST's size, 600 samples per client, one local epoch. For every model and cohort, in one run:
+
+- *step*: the wall time of whole rounds (drawing, batches, gathering, training, admission, aggregation, bookkeeping)
+  divided by their local steps
+- *training*: the time of local training alone, by CUDA events around it, divided by the same steps
+- *whole / training*: what everything else costs
+- *one by one*: the same rounds with one client after the other, nothing recorded; the ratio to *step*
+
+The models of both ways are compared before any time is printed, in float64: in float32 one unit of a ReLU that rounding
+moves across zero makes two runs on random images part company.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from equipoise.core import Method
+from equipoise.data.federation import Dataset, Federation, Split
+from equipoise.engine.clients import Executor
+from equipoise.engine.run import Scenario, Simulation
+from equipoise.engine.settings import Participation, Run, Train
+from equipoise.models import build
+from equipoise.streams import Stream
+
+N, CLIENTS = 600, 100
+CASES = [("mlp", 10, 10), ("mlp", 100, 50), ("cnn", 10, 10), ("cnn", 100, 50)]
+
+
+def federation() -> Federation:
+    g = Stream(0).torch()
+    x = torch.randint(256, (CLIENTS * N, 1, 28, 28), generator=g, dtype=torch.uint8)
+    y = torch.randint(10, (CLIENTS * N,), generator=g)
+    nobody = Split.of([torch.empty(0, dtype=torch.int64)] * CLIENTS)
+    train = Split.of(list(torch.split(torch.arange(CLIENTS * N), N)))
+    return Federation(Dataset("random", x, y, 10, 1 / 255), {"train": train, "validation": nobody, "test": nobody})
+
+
+def model(name: str) -> nn.Module:
+    if name == "mlp":
+        return build("mlp", (1, 28, 28), 10, Stream(1), hidden=(200, 200))
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10)),
+    )
+
+
+def simulation(
+    fed: Federation, name: str, cohort: int, batch: int, device: str, executor: str, replay: str, dtype: str = "float32"
+) -> Simulation:
+    scenario = Scenario(fed, model(name), Train(rounds=1000, batch=batch, lr=0.05), Participation(per_round=cohort))
+    run = Run(device=device, executor=executor, replay=replay, dtype=dtype)  # type: ignore[arg-type]
+    return Simulation(scenario, Method(), run)
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(job: Callable[[], object], device: str) -> float:
+    wait(device)
+    began = time.perf_counter()
+    job()
+    wait(device)
+    return time.perf_counter() - began
+
+
+class Clock:
+    """Adds up the time of local training, as the device sees it."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.spans, self.whole = device, [], Executor.run  # type: ignore[var-annotated]
+
+    def __enter__(self) -> Clock:
+        clock = self
+
+        def run(self: Executor, *args: object) -> object:
+            began = clock._mark()
+            done = clock.whole(self, *args)  # type: ignore[arg-type]
+            clock.spans.append((began, clock._mark()))
+            return done
+
+        Executor.run = run  # type: ignore[assignment, method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Executor.run = self.whole  # type: ignore[method-assign]
+
+    def _mark(self) -> object:
+        if self.device != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self) -> float:
+        wait(self.device)
+        spans = self.spans
+        if self.device != "cuda":
+            return sum(b - a for a, b in spans)
+        return sum(a.elapsed_time(b) for a, b in spans) / 1000
+
+
+def distance(fed: Federation, name: str, cohort: int, batch: int, device: str) -> float:
+    """Of the two ways' updates after a round, in float64, relative to their length."""
+    ends = []
+    for executor, replay in (("vmap", "on"), ("loop", "off")):
+        made = simulation(fed, name, cohort, batch, device, executor, replay, "float64")
+        made.step()
+        ends.append(made.server.w - made.simulator.w0)
+    return float((ends[0] - ends[1]).norm() / ends[1].norm())
+
+
+def case(fed: Federation, name: str, cohort: int, batch: int, device: str, rounds: int) -> None:
+    fast = simulation(fed, name, cohort, batch, device, "vmap", "on")
+    slow = simulation(fed, name, cohort, batch, device, "loop", "off")
+    first = timed(fast.step, device)
+    slow.step()
+    away = distance(fed, name, cohort, batch, device)
+    steps = -(-N // batch)
+    for _ in range(2):
+        fast.step()
+    each = [timed(fast.step, device) for _ in range(rounds)]
+    with Clock(device) as clock:
+        for _ in range(rounds):
+            fast.step()
+        training = clock.seconds() / rounds
+    one = statistics.median([timed(slow.step, device) for _ in range(2)])
+    whole = statistics.median(each)
+    ms = 1000 / steps
+    print(
+        f"{name} C={cohort} B={batch}: step {whole * ms:.3f} ms ({min(each) * ms:.3f}-{max(each) * ms:.3f}), training "
+        f"{training * ms:.3f}, whole/training {whole / training:.2f}, one by one {one * ms:.2f} = {one / whole:.0f} x, "
+        f"first round {first:.1f} s, distance {away:.1e}",
+        flush=True,
+    )
+    reasons = fast.simulator.replay.reasons if fast.simulator.replay else {}
+    if reasons:
+        print("   not as recorded:", reasons)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--device", default="cuda")
+    options.add_argument("--rounds", type=int, default=20)
+    options.add_argument("--cases", type=int, default=len(CASES))
+    given = options.parse_args()
+    fed = federation()
+    for name, cohort, batch in CASES[: given.cases]:
+        case(fed, name, cohort, batch, given.device, given.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""Local steps played back from a recording, on a CPU operation by operation, on a GPU as one captured graph.
+
+A recording fits one rule and one shape of cohort: so many clients, so large a batch. `Replay` makes it when that shape
+is first trained with, and keeps it. What a recording may not contain is looked up before every step and handed in: the
+batch, the key of dropout, the step size. A step that cannot be recorded runs as it is; the reason is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from equipoise.at import Stop
+from equipoise.core import ClientRule, State
+from equipoise.data.federation import SPLITS
+from equipoise.engine.record import Unrecordable, record
+from equipoise.engine.view import View, World
+
+Inputs = dict[str, Tensor]
+_EACH = ("index", "mask", "key", "x", "y")  # what differs from step to step; all else holds for the round
+_STATE, _MESSAGE, _SIZE = "state.", "message.", "size."
+
+
+class Recording(View):
+    """What a rule sees while its step is being written down: nothing but the inputs of the recording."""
+
+    def __init__(self, rule: ClientRule, world: World, given: Mapping[str, Tensor]) -> None:
+        self.world, self.objective, self._features, self.given = world, rule.objective, rule.features, given
+        self.received, self.lr = given["received"], given["lr"]  # type: ignore[assignment]
+        self.message = {n.removeprefix(_MESSAGE): t for n, t in given.items() if n.startswith(_MESSAGE)}
+        self._cache: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _batch(self, batch: int) -> tuple[Tensor, Tensor]:
+        if batch not in self._cache:
+            if "x" in self.given:
+                self._cache[batch] = self.given["x"][batch], self.given["y"][batch]
+            else:
+                self._cache[batch] = self.lookup(self.given["index"][batch])
+        return self._cache[batch]
+
+    def _mask(self, batch: int) -> Tensor:
+        return self.given["mask"][batch]
+
+    def _key(self, batch: int) -> Tensor:
+        return self.given["key"][batch] if "key" in self.given else self.given["index"][batch, :, 0]
+
+    @property
+    def index(self) -> Tensor:
+        return self.given["index"][0]
+
+    def descend(self, rows: Tensor, grad: Tensor) -> Tensor:
+        return torch.addcmul(rows, grad, self.given["lr"], value=-1)
+
+    def size(self, split: str = "train") -> Tensor:
+        return self.given[_SIZE + split]
+
+    @property
+    def round(self) -> int:  # type: ignore[override]
+        _refuse("the step looks at the number of the round")
+
+    def risk(self, rows: Tensor, split: str = "train") -> Tensor:
+        _refuse("the step looks at a whole split")
+
+    def fit_alone(self, stop: Stop) -> Tensor:
+        _refuse("the step trains clients alone")
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise Unrecordable(reason)
+
+
+@dataclass(frozen=True)
+class Played:
+    """A recorded step: inputs by name -> the model, which it overwrites, and the state."""
+
+    names: tuple[str, ...]
+    run: Callable[..., Sequence[Tensor]]
+
+    def __call__(self, inputs: Inputs) -> tuple[Tensor, State]:
+        w, *state = self.run(*(inputs[n] for n in self.names))
+        return w, dict(zip((n for n in self.names if n.startswith(_STATE)), state, strict=True))
+
+
+def played(rule: ClientRule, world: World, inputs: Inputs) -> Played:
+    names = tuple(inputs)
+    own = [n.removeprefix(_STATE) for n in names if n.startswith(_STATE)]
+
+    def step(*tensors: Tensor) -> list[Tensor]:
+        given = dict(zip(names, tensors, strict=True))
+        w, state = rule.step(given["w"], {n: given[_STATE + n] for n in own}, Recording(rule, world, given))
+        if set(state) != set(own):
+            _refuse("the step changes what its state consists of")
+        return [w, *(state[n] for n in own)]
+
+    return Played(names, record(step, [inputs[n] for n in names]))
+
+
+class Captured:
+    """A recorded step as a CUDA graph: launched once per step, with everything it reads and writes in fixed places."""
+
+    def __init__(self, play: Played, inputs: Inputs, steps: int) -> None:
+        self.fixed = {n: t.clone() for n, t in inputs.items() if n not in _EACH}
+        self.each = {n: t.new_zeros((steps, *t.shape)) for n, t in inputs.items() if n in _EACH}
+        self.active = torch.ones((steps, len(inputs["w"])), dtype=torch.bool, device=inputs["w"].device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=inputs["w"].device)
+        self.play = play
+        self.graphs = {hold: self._capture(hold) for hold in (False, True)}
+
+    def _body(self, hold: bool) -> None:
+        now = {n: t.index_select(0, self.at)[0] for n, t in self.each.items()}
+        lasting = [n for n in self.fixed if n == "w" or n.startswith(_STATE)]
+        before = {n: self.fixed[n].clone() for n in lasting} if hold else {}
+        w, state = self.play({**self.fixed, **now})
+        active = self.active.index_select(0, self.at)[0]
+        for name, new in {"w": w, **state}.items():
+            place = self.fixed[name]
+            if hold:
+                keep = active.view(-1, *[1] * (new.dim() - 1))
+                place.copy_(torch.where(keep, new, before[name]))
+            elif new is not place:
+                place.copy_(new)
+        self.at.add_(1)
+
+    def _capture(self, hold: bool) -> torch.cuda.CUDAGraph:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.no_grad(), torch.cuda.stream(side):
+            for _ in range(2):
+                self.at.zero_()
+                self._body(hold)
+        torch.cuda.current_stream().wait_stream(side)
+        self.at.zero_()
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            self._body(hold)
+        return graph
+
+    def rounds(self, fixed: Inputs, each: Inputs, active: Tensor | None) -> tuple[Tensor, State]:
+        """All steps of a round; `active` [S, K] says who has one left."""
+        steps = len(each["index"])
+        for name, t in fixed.items():
+            self.fixed[name].copy_(t)
+        for name, t in each.items():
+            self.each[name][:steps].copy_(t)
+        if active is not None:
+            self.active[:steps].copy_(active)
+        self.at.zero_()
+        graph = self.graphs[active is not None]
+        for _ in range(steps):
+            graph.replay()
+        return self.fixed["w"].clone(), {n: t.clone() for n, t in self.fixed.items() if n.startswith(_STATE)}
+
+
+class Replay:
+    """Recordings of a run's steps, made when they are first needed.
+
+    Which steps are played back depends on the scenario alone, never on what happened before: a run that was stopped and
+    resumed takes the same ones. So cohorts must be cut as a full one is (`clients`), and batches be full (`batch`).
+    """
+
+    def __init__(self, clients: frozenset[int], batch: int | None, capture: bool) -> None:
+        self.clients, self.batch, self.capture = clients, batch, capture
+        self.reasons: dict[str, str] = {}
+        """Why a rule's steps are not played back, by its name."""
+        self._made: dict[object, Played | None] = {}
+        self._captured: dict[object, Captured | None] = {}
+        self._lock = Lock()
+
+    def steps(self, rule: ClientRule, view: View, w: Tensor, state: State) -> tuple[Tensor, State] | None:
+        """All local steps of a round; None if they have to be taken one by one."""
+        batches = view.batches
+        _, _, k, width = batches.index.shape
+        if batches.longest == 0 or k not in self.clients or width != (self.batch or width):
+            return None
+        fixed, each = _inputs(view, w, state)
+        first = {**fixed, **{n: t[0] for n, t in each.items()}}
+        with torch.no_grad():
+            play = self._recorded(rule, view.world, first)
+            if play is None:
+                return None
+            graph = self._graph(rule, play, first, batches.longest) if self.capture else None
+            if graph is None:
+                end, new = _walk(play, fixed, each, batches.steps)
+            else:
+                end, new = graph.rounds(fixed, each, _active(batches.steps, w.device))
+        return end, {n.removeprefix(_STATE): t for n, t in new.items()}
+
+    def _recorded(self, rule: ClientRule, world: World, inputs: Inputs) -> Played | None:
+        key = (_name(rule), world.vectorised, id(world.federation.data.x), _form(inputs))
+        with self._lock:
+            if key not in self._made:
+                try:
+                    self._made[key] = played(rule, world, inputs)
+                except Unrecordable as reason:
+                    self._made[key] = None
+                    self.reasons[type(rule).__name__] = str(reason)
+            return self._made[key]
+
+    def _graph(self, rule: ClientRule, play: Played, inputs: Inputs, steps: int) -> Captured | None:
+        key = (_name(rule), _form(inputs))
+        made = self._captured.get(key)
+        if key not in self._captured or (made is not None and len(made.active) < steps):
+            try:
+                self._captured[key] = Captured(play, inputs, steps if made is None else 2 * steps)
+            except RuntimeError as error:  # an operation that a graph cannot hold
+                self._captured[key] = None
+                self.reasons[type(rule).__name__] = f"no CUDA graph: {str(error).splitlines()[0]}"
+        return self._captured[key]
+
+
+def _name(rule: ClientRule) -> object:
+    """What tells rules apart; one that cannot be compared is only ever itself."""
+    try:
+        hash(rule)
+    except TypeError:
+        return id(rule)
+    return rule
+
+
+def _inputs(view: View, w: Tensor, state: State) -> tuple[Inputs, Inputs]:
+    """What holds for the whole round, and what differs by step, the steps stacked."""
+    fixed = {"w": w, "received": view.received, "lr": torch.tensor(view.lr, dtype=torch.float64, device=w.device)}
+    fixed |= {_STATE + n: t for n, t in state.items()}
+    fixed |= {_MESSAGE + n: t for n, t in view.message.items()}
+    fixed |= {_SIZE + split: view.size(split) for split in SPLITS}
+    return fixed, {"index": view.batches.index, "mask": view.batches.mask, **view.prepared()}
+
+
+def _form(inputs: Inputs) -> tuple[object, ...]:
+    return tuple((n, t.shape, t.dtype, t.device) for n, t in inputs.items())
+
+
+def _active(steps: Sequence[int], device: torch.device) -> Tensor | None:
+    """[S, K]: who has a step left; None if all have the same number."""
+    longest = max(steps)
+    if min(steps) == longest:
+        return None
+    return (torch.arange(longest)[:, None] < torch.tensor(steps)[None]).to(device)
+
+
+def _walk(play: Played, fixed: Inputs, each: Inputs, steps: Sequence[int]) -> tuple[Tensor, State]:
+    """Step after step. Clients that have none left keep what they had."""
+    lasting = ["w", *(n for n in fixed if n.startswith(_STATE))]
+    now = {**fixed, "w": fixed["w"].clone(memory_format=torch.contiguous_format)}
+    for s in range(max(steps)):
+        rest = [k for k, n in enumerate(steps) if n <= s]
+        kept = {n: now[n][rest] for n in lasting} if rest else {}
+        old = now["w"]
+        w, state = play({**now, **{n: t[s] for n, t in each.items()}})
+        now |= {"w": w, **state}
+        for name, rows in kept.items():
+            at = torch.tensor(rest, device=rows.device)
+            mine = name == "w" and now["w"] is old  # nobody else holds on to it
+            now[name] = now[name].index_copy_(0, at, rows) if mine else now[name].index_copy(0, at, rows)
+    return now["w"], {n: now[n] for n in lasting[1:]}

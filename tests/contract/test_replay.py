@@ -1,0 +1,138 @@
+"""Steps that are recorded and played back are the steps: for every method, every attack, every kind of model."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equipoise import contract, registry
+from equipoise.at import At
+from equipoise.core import ClientRule, Method, State
+from equipoise.engine.run import Scenario, Simulation
+from equipoise.engine.settings import Admission, Participation, Run, Train
+from equipoise.models import build
+from equipoise.streams import Stream
+from tests.small import federation, relative, simulation
+
+METHODS, ATTACKS = registry.methods(), registry.attacks()
+
+
+def after(method: Method, replay: str, executor: str = "vmap", rounds: int = 2, **more: Any) -> Simulation:
+    run = Run(dtype="float64", executor=executor, replay=replay, device="cpu")  # type: ignore[arg-type]
+    sim = simulation(method, run=run, **more)
+    for _ in range(rounds):
+        sim.step()
+    return sim
+
+
+def compare(a: Simulation, b: Simulation, tolerance: float = 1e-10) -> None:
+    first, second = a.dump(), b.dump()
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        away = float((value.double() - second[name].double()).norm())
+        assert away <= tolerance * max(1e-12, float(value.double().norm())), f"{name}: {away:.1e}"
+
+
+def recordings(sim: Simulation) -> int:
+    assert sim.simulator.replay is not None
+    return sum(play is not None for play in sim.simulator.replay._made.values())
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_played_back_is_the_method(name: str, executor: str) -> None:
+    fed = contract.sample_federation((6, 5, 1, 4, 7, 3, 5, 2))
+    sims = [after(METHODS[name].make(), replay, executor, fed=fed) for replay in ("off", "on")]
+    compare(*sims)
+    replay = sims[1].simulator.replay
+    assert replay is not None and replay.reasons == {}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_under_every_attack(name: str) -> None:
+    fed = federation(classes=10)  # labels that there are to flip
+    sims = [after(Method(), replay, fed=fed, attack=ATTACKS[name].make(fraction=0.5)) for replay in ("off", "on")]
+    compare(*sims)
+    assert recordings(sims[1]) == 1
+
+
+def test_fedavg_overwrites_its_model_in_place_and_nobody_elses() -> None:
+    sim = after(Method(), "on", rounds=1)
+    before = sim.server.w.clone()
+    other = sim.server.w
+    sim.step()
+    assert torch.equal(other, before) and not torch.equal(sim.server.w, before)
+
+
+@pytest.mark.parametrize("model", ["cnn", "dropout", "linear"])
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_convolutions_and_dropout_are_played_back(model: str, executor: str) -> None:
+    fed = federation(sizes=(12, 7, 9), shape=(64,))
+    torch.manual_seed(0)
+    made = {
+        "cnn": nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 3)),
+        "dropout": nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Dropout(0.4), nn.Linear(12, 3)),
+        "linear": nn.Linear(64, 3),
+    }[model]
+    sims = [after(Method(), replay, executor, fed=fed, model=made) for replay in ("off", "on")]
+    compare(*sims)
+    assert recordings(sims[1]) == 1
+
+
+class LooksAtTheRound(ClientRule):
+    def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
+        return at.descend(w, at.grad(w) * (1 + at.round)), state
+
+
+class Decides(ClientRule):
+    def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
+        grad = at.grad(w)
+        return at.descend(w, grad if bool((grad.norm() > 0.1).item()) else 2 * grad), state
+
+
+class LooksAtASplit(ClientRule):
+    def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
+        return at.descend(w, at.grad(w) * at.risk(w)[:, None]), state
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"), [(LooksAtTheRound, "round"), (Decides, "RuntimeError"), (LooksAtASplit, "whole split")]
+)
+def test_what_cannot_be_recorded_runs_as_it_is_and_says_why(rule: type[ClientRule], reason: str) -> None:
+    sims = [after(Method("own", rule()), replay) for replay in ("off", "on")]
+    compare(*sims, tolerance=0.0)
+    assert sims[1].simulator.replay is not None and reason in sims[1].simulator.replay.reasons[rule.__name__]
+
+
+def test_a_stopped_run_plays_back_the_same_steps() -> None:
+    """Rounds with missing clients are taken one by one, whether or not a recording exists by then."""
+    shy = Participation(dropout=0.4)
+    whole = after(Method(), "on", rounds=6, participation=shy)
+    first = after(Method(), "on", rounds=3, participation=shy)
+    second = after(Method(), "on", rounds=0, participation=shy)
+    second.load(first.dump())
+    for _ in range(3):
+        second.step()
+    assert torch.equal(whole.server.w, second.server.w)
+
+
+def test_long_runs_are_played_back_unless_told_otherwise() -> None:
+    fed, model = federation(), build("linear", (6,), 3, Stream(0))
+
+    def replays(rounds: int, replay: str) -> bool:
+        scenario = Scenario(fed, model, Train(rounds=rounds), admission=Admission())
+        return Simulation(scenario, Method(), Run(replay=replay, device="cpu")).simulator.replay is not None  # type: ignore[arg-type]
+
+    assert [replays(9, "auto"), replays(10, "auto"), replays(1, "on"), replays(99, "off")] == [False, True, True, False]
+
+
+def test_in_float32_it_stays_within_rounding() -> None:
+    sims = []
+    for replay in ("off", "on"):
+        run = Run(dtype="float32", executor="vmap", replay=replay, device="cpu")  # type: ignore[arg-type]
+        sim = simulation(Method(), run=run, model="mlp", hidden=(16,))
+        for _ in range(4):
+            sim.step()
+        sims.append(sim)
+    assert relative(sims[1].server.w, sims[0].server.w) < 1e-5
