@@ -12,9 +12,9 @@ Algorithm 1 and Equations 8 to 11.
              else `steps` times:  p <- p - 2 eta3 (p - sum_k a_k u_k),  a = softmax(q dist),  dist_k = ||p - u_k||^2,
              from p = 0, then w <- w - p, with u_k = w - w_k; this is p <- p - eta3 grad G
 
-Positive tilts even out (lam between the samples of a class, tau between classes, q between clients), negative ones
-ignore what is far off; 0 is the mean. With lam = tau = q = 0 it is Ditto with the plain mean. The client is Ditto's
-with a tilted loss.
+Positive tilts even out (lam between the samples of a class, tau between classes, q between clients); negative lam and
+q ignore what is far off, and a negative tau favours the class that is served best and may give another one up; 0 is the
+mean. With lam = tau = q = 0 it is Ditto with the plain mean. The client is Ditto's with a tilted loss.
 
 Departures: lines 14 and 15 of Algorithm 1, which restart at every batch, are read as SGD that goes on from batch to
 batch. One step size, the run's, stands for eta1 and eta2. Tilts work within a batch, where absent classes are left out;
