@@ -28,19 +28,22 @@ _HOMES = {
     "resume": "equipoise.experiment",
     "load_result": "equipoise.results",
     "compare": "equipoise.results",
+    "advise": "equipoise.audit",
     "Method": "equipoise.core",
     "chain": "equipoise.core",
     "EquipoiseError": "equipoise.errors",
 }
-_MODULES = ("aggregators", "attacks", "data", "methods", "metrics", "models")
+_MODULES = ("aggregators", "attacks", "audit", "data", "methods", "metrics", "models", "report", "tracking")
 
 __all__ = [
     "EquipoiseError",
     "Federation",
     "Method",
     "__version__",
+    "advise",
     "aggregators",
     "attacks",
+    "audit",
     "chain",
     "compare",
     "data",
@@ -52,12 +55,15 @@ __all__ = [
     "metrics",
     "models",
     "partition",
+    "report",
     "resume",
     "run",
+    "tracking",
 ]
 
 if TYPE_CHECKING:
-    from equipoise import aggregators, attacks, data, methods, metrics, models
+    from equipoise import aggregators, attacks, audit, data, methods, metrics, models, report, tracking
+    from equipoise.audit import advise
     from equipoise.core import Method, chain
     from equipoise.data import Federation, from_arrays, from_folder, load, partition
     from equipoise.errors import EquipoiseError

@@ -12,9 +12,10 @@ import platform
 import signal
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import config as configs
-from equipoise import metrics, models
-from equipoise.core import Method
+from equipoise import metrics, models, tracking
+from equipoise.core import Method, Stop
 from equipoise.data import load, partition
 from equipoise.data.federation import Federation
 from equipoise.data.own import from_folder
 from equipoise.data.synthetic import SYNTHETIC
 from equipoise.engine import checkpoint
+from equipoise.engine.cautions import cautions
 from equipoise.engine.run import Scenario, Simulation
 from equipoise.engine.server import RoundRecord
 from equipoise.engine.settings import Admission, Participation, Run, Train
@@ -130,6 +132,7 @@ def run(
     admission: Admission | None = None,
     out: Path | str | None = None,
     progress: Callable[[Progress], None] | None = None,
+    track: tracking.Tracker | None = None,
     **settings: Any,
 ) -> Result:
     """Run a method on a federation. `settings` are those of [train], [participation] and [run], by name.
@@ -157,7 +160,8 @@ def run(
         "dataset": federation.data.name,
         "seed": chosen.seed,
     }
-    return execute(Experiment(scenario, method, chosen, labels=labels), Path(out) if out else None, progress)
+    experiment = Experiment(scenario, method, chosen, labels=labels)
+    return execute(experiment, Path(out) if out else None, progress, track=track)
 
 
 def _take(kind: Callable[..., Any], settings: dict[str, Any]) -> Any:
@@ -169,27 +173,41 @@ def _take(kind: Callable[..., Any], settings: dict[str, Any]) -> Any:
 
 
 def execute(
-    experiment: Experiment, out: Path | None = None, progress: Callable[[Progress], None] | None = None
+    experiment: Experiment,
+    out: Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    *,
+    reached: Callable[[Stop], Tensor] | None = None,
+    track: tracking.Tracker | None = None,
 ) -> Result:
-    """Run it to the end, from the last checkpoint in `out` if there is one."""
+    """Run it to the end, from the last checkpoint in `out` if there is one; a finished run is only read.
+
+    `reached` gives the models that clients reach alone, where somebody keeps them; else they are trained if need be.
+    """
     simulation = Simulation(experiment.scenario, experiment.method, experiment.run)
+    simulation.simulator.reached = reached
     record = experiment.config.encode() or _described(experiment).encode()
     folder = RunFolder.create(out, record, environment(simulation)) if out else MemoryRun(record)
     try:
         if isinstance(folder, RunFolder) and folder.finished:
             return load_result(folder.path)
-        return _Course(experiment, simulation, folder, progress).finish()
+        with tracking.Tracked(track, "", _params(experiment)) as tracked:
+            result = _Course(experiment, simulation, folder, progress, tracked).finish()
+            tracked.done(result.summary())
+            return result
     finally:
         folder.close()
 
 
-def resume(out: Path, progress: Callable[[Progress], None] | None = None) -> Result:
+def resume(
+    out: Path, progress: Callable[[Progress], None] | None = None, track: tracking.Tracker | None = None
+) -> Result:
     """Go on with the run in a folder."""
     text = RunFolder.open(out).config.decode()
     if text.startswith(_IN_PYTHON):
         hint = "run the same script again with the same out=: it goes on from the last checkpoint"
         raise EquipoiseError(f"{out} was made from Python, so its parts are not in a config", hint)
-    return execute(build(configs.load(text)), out, progress)
+    return execute(build(configs.load(text)), out, progress, track=track)
 
 
 class _Course:
@@ -201,9 +219,10 @@ class _Course:
         simulation: Simulation,
         folder: RunFolder | MemoryRun,
         progress: Callable[[Progress], None] | None,
+        tracked: tracking.Tracked,
     ) -> None:
         self.experiment, self.simulation, self.folder = experiment, simulation, folder
-        self.progress, self.began = progress, time.monotonic()
+        self.progress, self.tracked, self.began = progress, tracked, time.monotonic()
         self.stopped: str | None = None
         self.quarantined: set[int] = set()
         """Since the last evaluation."""
@@ -219,10 +238,16 @@ class _Course:
             self.simulation.load(dict(point.tensors))
             self.stopped, self.series = point.meta["stopped"], _numbers(point.meta["series"])
             self.quarantined = set(point.meta["quarantined"])
+            for found in self.series:
+                self.tracked.log(found)
         self.folder.discard_after(self.simulation.round if point else -1)
 
     def finish(self) -> Result:
         simulation, rounds = self.simulation, self.experiment.scenario.train.rounds
+        if simulation.round == 0:
+            s = self.experiment.scenario
+            for text in cautions(self.experiment.method, s.attack, s.admission):
+                self.folder.log(f"warning: {text}")
         self.folder.mark("running", simulation.round)
         with _interrupts() as interrupted:
             while simulation.round < rounds and self.stopped is None:
@@ -278,6 +303,7 @@ class _Course:
             found["attack_success"] = success
         self.quarantined = set()
         self.series.append(found)
+        self.tracked.log(found)
 
     def _save(self) -> None:
         done = self.simulation.round
@@ -346,6 +372,15 @@ def _plain(value: Any) -> Any:
 def _numbers(series: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """JSON has no NaN: what came back as null was one."""
     return [{name: float("nan") if value is None else value for name, value in row.items()} for row in series]
+
+
+def _params(experiment: Experiment) -> dict[str, Any]:
+    """What a tracker is told of a run: its config or, without one, its labels and settings."""
+    if experiment.config:
+        return tomllib.loads(experiment.config)
+    s = experiment.scenario
+    settings: tuple[Any, ...] = (s.train, s.participation, s.admission, experiment.run)
+    return {**(experiment.labels or {}), **{type(part).__name__.lower(): asdict(part) for part in settings}}
 
 
 _IN_PYTHON = "# made from Python"

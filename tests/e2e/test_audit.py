@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+import equipoise as eq
 from equipoise import metrics
 from equipoise.audit import audit, gather, load_plan, read, run_audit
 from equipoise.audit.data import MEASURES
@@ -191,3 +192,19 @@ def test_the_command_runs_reports_and_tells(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.html").stat().st_size > 100_000
     again = CliRunner().invoke(app, ["report", str(tmp_path / "out"), "--format", "markdown"])
     assert again.exit_code == 0, again.output
+    first, second = (tmp_path / name for name in ("first.html", "second.html"))
+    for page in (first, second):
+        told = CliRunner().invoke(app, ["report", str(tmp_path / "out"), "--no-times", "--out", str(page)])
+        assert told.exit_code == 0, told.output
+    assert first.read_bytes() == second.read_bytes()
+    assert "wall time of the rounds" in (tmp_path / "out" / "report.html").read_text()
+    assert "wall time of the rounds" not in first.read_text()
+
+
+def test_from_python_an_audit_is_run_read_reported_and_asked_by_name(done: Path, tmp_path: Path) -> None:
+    data = eq.audit(TEXT, done)  # finished already: only read
+    assert isinstance(data, eq.audit.AuditData) and eq.audit.audit is not eq.audit
+    page = eq.report.write_report(data, tmp_path / "report.html")
+    assert page.read_text().startswith("<!doctype html>")
+    advice = eq.advise([eq.audit.read(done)], "accuracy")
+    assert advice.method in ("fedavg", "local", "fedprox") and eq.advise is eq.audit.advise

@@ -61,7 +61,25 @@ def test_a_headline_names_the_winners_and_says_that_it_is_real() -> None:
     assert accuracy.startswith("Most accurate without an attack: ditto.") and "The difference is real" in accuracy
     assert evenness.startswith("Most even without an attack: rffl.") and "The difference is real" in evenness
     assert attack.startswith("Under sign_flip (20% of the clients malicious), rffl keeps the most")
-    assert "at least 90% of what they had: rffl." in attack
+    assert "at least 90% of what they had and 75% of the best accuracy without an attack: rffl." in attack
+
+
+def survivors(effect: dict[str, Effect | float]) -> str:
+    attack = evidence.headline(make_audit(seeds=6, effect=effect))[2]
+    return attack.partition("accuracy without an attack: ")[2].removesuffix(".")
+
+
+def test_a_method_that_is_useless_everywhere_does_not_survive() -> None:
+    useless, good = Effect(mean=-0.7, harm=0.0), Effect(harm=0.1)
+    assert survivors({"ditto": useless, "rffl": good}) == "rffl"
+    assert survivors({"ditto": useless, "rffl": useless}) == "none"
+
+
+def test_a_method_survives_by_both_of_the_bounds() -> None:
+    # The best has about 80% without an attack, of which 75% are 60%; an attack costs 25 points times harm.
+    assert survivors({"ditto": Effect(mean=-0.15, harm=0.0)}) == "ditto"
+    assert survivors({"ditto": Effect(mean=-0.25, harm=0.0)}) == "none"
+    assert survivors({"ditto": Effect(harm=0.5)}) == "none"
 
 
 def test_few_seeds_are_called_too_few() -> None:

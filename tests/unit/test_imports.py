@@ -17,7 +17,7 @@ LAYERS = [
     {"engine"},
     {"contract", "registry", "results"},
     {"config"},
-    {"experiment", "standalone"},
+    {"experiment", "standalone", "tracking"},
     {"audit"},
     {"report"},
     {"cli", "demo", "flower"},

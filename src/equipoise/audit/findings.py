@@ -15,7 +15,9 @@ from equipoise.results.rows import table_of, typed
 
 CLEAN = "none"
 KEPT = 0.9
-"""The part of its accuracy that a method keeps if it survives an attack."""
+"""The part of its own accuracy without an attack that a method keeps if it survives one."""
+USEFUL = 0.75
+"""The part of the best method's accuracy without an attack that it must still reach: nothing useless survives."""
 ENOUGH_ACCURACY = 0.95
 """The part of the best accuracy below which evenness has been paid for."""
 _SPREAD = ("accuracy_std", "best_10", "worst_10")
@@ -196,10 +198,20 @@ def _attack(story: _Story, attack: str, clean: str) -> str:
         parts.append(story.real(order, attack))
     known = [name for name in order if np.isfinite(story.mean(name, clean))]
     if known:
-        alive = [name for name in known if story.mean(name, attack) >= KEPT * story.mean(name, clean)]
-        words = ", ".join(alive) if alive else "none"
-        parts.append(f"Survived, with at least {KEPT:.0%} of what they had: {words}.")
+        words = ", ".join(_survivors(story, known, attack, clean)) or "none"
+        rule = f"at least {KEPT:.0%} of what they had and {USEFUL:.0%} of the best accuracy {_where(clean)}"
+        parts.append(f"Survived, with {rule}: {words}.")
     return " ".join(parts)
+
+
+def _survivors(story: _Story, names: Sequence[str], attack: str, clean: str) -> list[str]:
+    best = max(story.mean(name, clean) for name in story.order(clean))
+
+    def survived(name: str) -> bool:
+        now = story.mean(name, attack)
+        return now >= KEPT * story.mean(name, clean) and now >= USEFUL * best
+
+    return [name for name in names if survived(name)]
 
 
 def _named(story: _Story, order: Sequence[str], attack: str, measure: str = "accuracy_mean") -> str:

@@ -63,9 +63,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """A folder name that tells which it is."""
-        plain = "".join(c if c.isalnum() or c in "-.=" else "_" for c in f"{self.method}--{self.attack}")
-        return f"{plain}--s{self.seed}"
+        return cell_name(self.method, self.attack, self.seed)
+
+
+def cell_name(method: str, attack: str, seed: int) -> str:
+    """A folder name that tells which cell it is."""
+    plain = "".join(c if c.isalnum() or c in "-.=" else "_" for c in f"{method}--{attack}")
+    return f"{plain}--s{seed}"
 
 
 @dataclass(frozen=True)

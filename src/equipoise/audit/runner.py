@@ -10,11 +10,12 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from equipoise import config as configs
 from equipoise import experiment, files, registry
@@ -52,7 +53,7 @@ def run(
             first = next(c for c in plan.cells if c.seed == seed)
             jobs[f"each client alone, seed {seed}"] = partial(_alone, configs.dump(first.config), plan.audit.stop, out)
         for cell in plan.cells:
-            jobs[cell.name] = partial(run_cell, configs.dump(cell.config), folder(out, cell))
+            jobs[cell.name] = partial(run_cell, configs.dump(cell.config), folder(out, cell), out)
         return execute_all(jobs, workers, own, report or (lambda step: None))
 
 
@@ -94,9 +95,18 @@ def _built(text: str) -> experiment.Experiment:
     return experiment.build(config, _shared[key])
 
 
-def run_cell(text: str, path: Path) -> None:
-    """One run, from its config."""
-    experiment.execute(_built(text), path)
+def run_cell(text: str, path: Path, out: Path) -> None:
+    """One run, from its config. What clients reach alone on their own samples is kept below `out`.
+
+    The first cell that asks for it computes all of it, so that no result depends on which cell that was.
+    """
+    made = _built(text)
+
+    @cache
+    def reached(stop: Stop) -> Tensor:
+        return _optima(made, stop, out).models
+
+    experiment.execute(made, path, reached=reached)
 
 
 def _alone(text: str, stop: Stop, out: Path) -> None:
@@ -105,7 +115,10 @@ def _alone(text: str, stop: Stop, out: Path) -> None:
 
 def alone(text: str, stop: Stop, out: Path) -> Optima:
     """What every client of a config reaches alone, kept below `out`."""
-    made = _built(text)
+    return _optima(_built(text), stop, out)
+
+
+def _optima(made: experiment.Experiment, stop: Stop, out: Path) -> Optima:
     return local_optima(replace(made.scenario, attack=None), made.run, stop, out / "alone")
 
 

@@ -136,7 +136,7 @@ def run(
     files.make_folder(out)
     paths = {(i, s): out / "grid" / f"{i:03d}--s{s}" for i in range(len(combinations)) for s in seeds}
     texts = {(i, s): configs.dump(grid.config(combinations[i], s, "validation")) for i, s in paths}
-    jobs: dict[str, Callable[[], None]] = {paths[k].name: partial(run_cell, texts[k], paths[k]) for k in paths}
+    jobs: dict[str, Callable[[], None]] = {paths[k].name: partial(run_cell, texts[k], paths[k], out) for k in paths}
     errors = execute_all(jobs, workers, own, report)
     scores = []
     for i, chosen in enumerate(combinations):
@@ -149,7 +149,7 @@ def run(
     best = scores[0][0]
     final = [out / "best" / f"s{s}" for s in seeds]
     last = {
-        p.name: partial(run_cell, configs.dump(grid.config(best, s, "all")), p)
+        p.name: partial(run_cell, configs.dump(grid.config(best, s, "all")), p, out)
         for s, p in zip(seeds, final, strict=True)
     }
     failed = execute_all(last, workers, own, report)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise.cli.runs import SetOption
+from equipoise.cli.runs import SetOption, TrackOption, tracker_of
 from equipoise.cli.terminal import FAILED, Json, Quiet, Verbose, guarded, number, put, put_json, put_table, say
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def audit(
     out: Annotated[Path | None, typer.Option(help="The audit's folder. Default: runs/NAME of the file.")] = None,
     workers: Workers = None,
     own: Own = None,
+    track: TrackOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, list the runs, run nothing.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -56,18 +57,21 @@ def audit(
       equipoise audit audit.toml --workers 4 --out runs/mine --set train.rounds=50
     """
     from equipoise import registry
-    from equipoise.audit import gather, load_plan, run_audit
+    from equipoise.audit import gather, load_plan, record, run_audit
 
     for path in own or ():
         registry.load_file(path, "methods")
     plan = load_plan(config, overrides or ())
     folder = out or Path("runs") / config.stem
+    tracker = tracker_of(track)(folder)
     if dry_run:
         put_table(("method", "attack", "seed"), [(c.method, c.attack, str(c.seed)) for c in plan.cells])
         return
     with steps(quiet) as report:
         errors = run_audit(plan, folder, workers=workers or _cores(), own=own or (), report=report)
     data = gather(plan, folder, errors)
+    if tracker:
+        record(data, tracker)
     page = _write_page(data, folder)
     show(data, as_json)
     for name, error in errors.items():
@@ -82,6 +86,9 @@ def report(
     folder: Annotated[Path, typer.Argument(help="The folder of an audit.", show_default=False)],
     form: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.html,
     out: Annotated[Path | None, typer.Option(help="Where to. Default: into the audit's folder.")] = None,
+    times: Annotated[
+        bool, typer.Option(help="Without times, the same audit gives the same bytes whenever and wherever it was run.")
+    ] = True,
     verbose: Verbose = False,
 ) -> None:
     """Write the report of an audit again, or its tables and figures in another form.
@@ -90,11 +97,12 @@ def report(
     Examples:
       equipoise report runs/audit
       equipoise report runs/audit --format latex --out tables/
+      equipoise report runs/audit --no-times
     """
     from equipoise.audit import read
     from equipoise.report import write_figures, write_report, write_tables
 
-    data = read(folder)
+    data = read(folder) if times else read(folder).without_times()
     if form is Format.html:
         say(f"report: {write_report(data, out or folder / 'report.html').resolve()}")
     elif form is Format.svg or form is Format.pdf:
@@ -152,8 +160,8 @@ def advise(
       equipoise advise runs/audit --wish worst-10
       equipoise advise runs/* --wish under-attack
     """
+    from equipoise.audit import advise as advised
     from equipoise.audit import read
-    from equipoise.audit.advice import advise as advised
 
     found = advised([read(folder) for folder in folders], wish)
     if as_json:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +17,9 @@ from equipoise.errors import EquipoiseError
 
 if TYPE_CHECKING:
     from equipoise.config import Config
-    from equipoise.core import Method
+    from equipoise.experiment import Experiment
     from equipoise.results import Result
-    from equipoise.threat import Attack
+    from equipoise.tracking import Tracker
 
 HEADLINE = ("accuracy_mean", "accuracy_std", "worst_10", "best_10", "angle")
 
@@ -33,6 +35,17 @@ SetOption = Annotated[
 ]
 
 
+class Track(StrEnum):
+    tensorboard = "tensorboard"
+    mlflow = "mlflow"
+    wandb = "wandb"
+
+
+TrackOption = Annotated[
+    Track | None, typer.Option("--track", help="Also tell a tracker, in the same folder and offline.")
+]
+
+
 @guarded
 def run(
     config: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
@@ -43,6 +56,7 @@ def run(
         str | None, typer.Option(help='Short for --set run.device=DEVICE ("auto", "cpu", "cuda").')
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder. Default: one below runs/.")] = None,
+    track: TrackOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the config, run nothing.")
     ] = False,
@@ -56,7 +70,7 @@ def run(
     Examples:
       equipoise run experiment.toml
       equipoise run experiment.toml --set train.lr=0.1 --seed 3 --out runs/lr01
-      equipoise run experiment.toml --method ./mine.py
+      equipoise run experiment.toml --method ./mine.py --track tensorboard
       equipoise run experiment.toml --dry-run
     """
     from equipoise.config import dump, load
@@ -65,13 +79,14 @@ def run(
     short = {"run.seed": seed, "run.device": device}
     changes = [*(overrides or []), *(f"{k}={write(v)}" for k, v in short.items() if v is not None)]
     settled = load(config, changes, _method_name(method))
+    tracker = tracker_of(track)
 
     from equipoise import experiment
     from equipoise.engine.run import Simulation
 
     made = experiment.build(settled)
     if not quiet:
-        _warn(made.method, made.scenario.attack)
+        _warn(made)
     if dry_run:
         Simulation(made.scenario, made.method, made.run)
         text = dump(settled)
@@ -80,7 +95,7 @@ def run(
     folder = out or _new_folder(Path("runs"), _folder_name(settled))
     try:
         with progress(quiet, verbose) as report:
-            result = experiment.execute(made, folder, report)
+            result = experiment.execute(made, folder, report, track=tracker(folder))
     finally:
         with suppress(OSError):
             folder.rmdir()  # only if the run never began, and left nothing in it
@@ -91,6 +106,7 @@ def run(
 def resume(
     path: Annotated[Path, typer.Argument(help="The folder of a run that was interrupted.", show_default=False)],
     method: MethodOption = None,
+    track: TrackOption = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -108,8 +124,9 @@ def resume(
     if method is not None and not method.endswith(".py"):
         raise EquipoiseError(f"--method {method}: a run keeps its method", "give only the .py file that the run used")
     _method_name(method)
+    tracker = tracker_of(track)
     with progress(quiet, verbose) as report:
-        result = experiment.resume(path, report)
+        result = experiment.resume(path, report, tracker(path))
     _finish(result, as_json, quiet, verbose)
 
 
@@ -154,10 +171,20 @@ def _method_name(method: str | None) -> str | None:
     return registry.load_file(Path(method)).name
 
 
-def _warn(method: Method, attack: Attack | None) -> None:
-    if attack is not None and not method.server.robust:
-        rule = type(method.server).__name__
-        say(f"warning: {type(attack).__name__} meets {rule}, which does not claim to withstand malicious clients")
+def tracker_of(track: Track | None) -> Callable[[Path], Tracker | None]:
+    """How to make the tracker of a folder; a package that is not there is missed here, before anything is trained."""
+    if track is None:
+        return lambda folder: None
+    from equipoise import tracking
+
+    return tracking.get(track.value)
+
+
+def _warn(made: Experiment) -> None:
+    from equipoise.engine.cautions import cautions
+
+    for text in cautions(made.method, made.scenario.attack, made.scenario.admission):
+        say(f"warning: {text}")
 
 
 def _folder_name(config: Config) -> str:
