@@ -7,8 +7,8 @@ what they say; 500 steps of 0.05 from a model of zeros.
 
 from __future__ import annotations
 
+import argparse
 import csv
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,12 @@ def _outputs(model: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
     return x @ model[0].T + model[1]
 
 
-def fit(problem: int, lam: float, tau: float, q: float = 0.0, seed: int = 0) -> Fit:
+def fit(problem: int, lam: float, tau: float, q: float = 0.0, seed: int = 0, rounds: int = 50) -> Fit:
     torch.set_num_threads(1)
     federation, model = fedtilt_toy(problem, seed=seed), nn.Linear(2, 2)
     for p in model.parameters():
         nn.init.zeros_(p)
-    train = Train(rounds=50, epochs=10, lr=0.05)
+    train = Train(rounds=rounds, epochs=10, lr=0.05)
     method = fedtilt(lam, tau, q=q, normalise_dist=True, full_batch=True)
     simulation = Simulation(Scenario(federation, model, train), method, Run(seed=seed, dtype="float64", device="cpu"))
     for _ in range(train.rounds):
@@ -83,11 +83,15 @@ def line(model: tuple[Tensor, Tensor]) -> tuple[float, float, float]:
     return a, b, c
 
 
-def folder() -> Path:
-    """Where figures go: the first argument, or a folder here."""
-    path = Path(sys.argv[1] if len(sys.argv) > 1 else "fedtilt-figures")
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+def arguments(about: str | None) -> argparse.Namespace:
+    words = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--out", type=Path, default=Path("fedtilt-figures"), metavar="FOLDER", help="where files go")
+    words.add_argument("--quick", action="store_true", help="few steps: to see that it runs, not to read numbers")
+    words.add_argument("--rounds", type=int, default=50, help="of ten steps each; 50 if not given")
+    given = words.parse_args()
+    given.rounds = 2 if given.quick else given.rounds
+    given.out.mkdir(parents=True, exist_ok=True)
+    return given
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -98,9 +102,10 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     print(f"wrote {path}")
 
 
-def figure(name: str, problem: int, tilts: list[tuple[float, float]]) -> None:
+def figure(about: str | None, name: str, problem: int, tilts: list[tuple[float, float]]) -> None:
     """Fit a toy problem with every (lam, tau), and write points, boundaries and a picture of both."""
-    fits, out = [fit(problem, lam, tau) for lam, tau in tilts], folder()
+    given = arguments(about)
+    fits, out = [fit(problem, lam, tau, rounds=given.rounds) for lam, tau in tilts], given.out
     write(out / f"{name}-points.csv", _points(fits[0]))
     rows = [_boundary(f, k) for f in fits for k in (0, 1)]
     write(out / f"{name}-boundaries.csv", rows)
@@ -136,12 +141,12 @@ def draw(path: Path, fits: list[Fit]) -> None:
         print(f"{path.name} not drawn: pip install matplotlib (the CSV files have all its numbers)")
         return
     plt.switch_backend("svg")
-    grid, axes = plt.subplots(len(fits), 2, figsize=(8, 3.2 * len(fits)), squeeze=False, sharex=True, sharey=True)
+    shape, size = {"squeeze": False, "sharex": True, "sharey": True}, (8, 3.2 * len(fits))
+    grid, axes = plt.subplots(len(fits), 2, figsize=size, layout="constrained", **shape)
     for f, row in zip(fits, axes, strict=True):
         for k, ax in enumerate(row):
             _panel(ax, f, k)
-    axes[0][0].legend(fontsize=8)
-    grid.tight_layout()
+    grid.legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, ncols=3, loc="outside lower center")
     grid.savefig(path)
     print(f"wrote {path}")
 
@@ -152,7 +157,8 @@ def _panel(ax: Any, fitted: Fit, k: int) -> None:
         for c in (0, 1):
             name = f"class {c}, {split}"
             ax.scatter(*x[y == c].T.tolist(), s=size, marker=marker, color=COLOURS[c], alpha=0.7, lw=0.8, label=name)
-    box = ax.get_xlim(), ax.get_ylim()
+    everything = fitted.federation.data.x  # panels share their axes: all samples of both clients are in view
+    box = list(zip((everything.amin(0) - 0.2).tolist(), (everything.amax(0) + 0.2).tolist(), strict=True))
     for (a, b, c), style, name in ((line(fitted.personal[k]), "-", "personal"), (line(fitted.shared), "--", "global")):
         across = abs(b) > abs(a)
         ends = torch.tensor(box[0] if across else box[1])
