@@ -129,9 +129,9 @@ class Cohort:
     """models [T, d] -> the cohort's losses [T, K] in one exchange (line searches); only for rules that need "probe"."""
 
     def __post_init__(self) -> None:
-        order = torch.argsort(self.ids, stable=True)
-        if bool((order[1:] > order[:-1]).all()):
+        if bool((self.ids[1:] > self.ids[:-1]).all()):
             return
+        order = torch.argsort(self.ids, stable=True)
         sort = {"ids": self.ids[order], "updates": self.updates[order], "sizes": self.sizes[order]}
         losses = None if self.losses is None else self.losses[order]
         signals = {k: v[order] for k, v in self.signals.items()}

@@ -228,14 +228,26 @@ def conflicts(updates: Tensor, direction: Tensor, layers: Mapping[str, Sequence[
     covered = sum(part.stop - part.start for parts in layers.values() for part in parts)
     whole = torch.stack(list(dots.values())).sum(0) if covered == d > 0 else _dots(updates, direction, [slice(0, d)])
     named = {f"{name} (layer)" if name == "model" else name: dot for name, dot in dots.items()}
-    return {name: int((dot < 0).sum()) for name, dot in {"model": whole, **named}.items()}
+    against = (torch.stack([whole, *named.values()]) < 0).sum(1).tolist()
+    return dict(zip(("model", *named), against, strict=True))
+
+
+def _joined(parts: Sequence[slice]) -> list[slice]:
+    """The same columns in as few slices as possible."""
+    out: list[slice] = []
+    for part in sorted(parts, key=lambda p: p.start):
+        if out and out[-1].stop == part.start:
+            part = slice(out.pop().start, part.stop)
+        out.append(part)
+    return out
 
 
 def _dots(updates: Tensor, direction: Tensor, parts: Sequence[slice]) -> Tensor:
     """[K]: the inner products over some slices, in float64, a few columns at a time."""
     total = torch.zeros(updates.shape[0], dtype=torch.float64, device=updates.device)
-    step = max(1, _CHUNK // max(1, updates.shape[0]))
-    for part in parts:
+    room = _CHUNK if updates.device.type == "cpu" else 16 * _CHUNK
+    step = max(1, room // max(1, updates.shape[0]))
+    for part in _joined(parts):
         for start in range(part.start, part.stop, step):
             piece = slice(start, min(start + step, part.stop))
             total += updates[:, piece].double() @ direction[piece].double()

@@ -4,12 +4,15 @@ Who is malicious is part of the attack and fixed for the run: a `fraction` of th
 `clients`, or clients `added` to the honest ones, as a share of their number. Every hook sees only what malicious
 clients hold, except `corrupt`, which is given the honest rows as well: the strongest attacker that the literature
 considers.
+
+An attack object never changes. What an attacker learns from one round to the next is what `remember` returns: the world
+keeps it, shows it again in the next round, and saves it with the run, so that a resumed run is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -52,6 +55,10 @@ class Forgery:
     stream: Stream
     oracle: Callable[[Tensor], Tensor]
     """own updates [f, d] -> the direction [d] that the server would take; pure, for line searches."""
+    honest_ids: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """[h]: whose updates the honest ones are."""
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the attack remembers: in `remember` of the rounds before, in `corrupt` of this round too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +116,13 @@ class Attack:
     def outliers(self, samples: Samples, stream: Stream) -> Samples:
         """Change what a malicious client trains on, anew every round; `stream` is the round's own."""
         return samples
+
+    def remember(self, seen: Forgery) -> dict[str, Tensor]:
+        """All that the attack will know of the rounds up to this one; asked once, before `corrupt`.
+
+        Rounds without a malicious client are not seen.
+        """
+        return {}
 
     def corrupt(self, seen: Forgery) -> Tensor:
         """The updates [f, d] that malicious clients send."""

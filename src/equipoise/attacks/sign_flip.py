@@ -9,9 +9,11 @@ Departures: none; the paper's magnitude is an experiment's choice, ours defaults
 """
 
 from dataclasses import dataclass
+from math import isfinite
 
 from torch import Tensor
 
+from equipoise.errors import EquipoiseError
 from equipoise.threat import Attack, Forgery
 
 
@@ -20,6 +22,11 @@ class SignFlip(Attack):
     """scale: size of the forged update relative to the honest one; 1 keeps the norm."""
 
     scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isfinite(self.scale):
+            raise EquipoiseError(f"sign-flip: scale is {self.scale}", "a finite number; 1 keeps the norm")
 
     def corrupt(self, seen: Forgery) -> Tensor:
         return -self.scale * seen.own

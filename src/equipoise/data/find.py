@@ -33,8 +33,10 @@ class Found:
 
 def cache() -> Path:
     """The user's own folder for downloads."""
-    import pooch  # only needed here: a machine without it still loads what EQUIPOISE_DATA holds
-
+    try:
+        import pooch
+    except ImportError:  # it only downloads; a machine without it still loads what lies there
+        return Path.home() / ".cache" / "equipoise"
     return Path(pooch.os_cache("equipoise"))
 
 

@@ -52,5 +52,8 @@ class Exchange(Protocol):
     def root(self, plan: Plan) -> Tensor | None:
         """[d]: the update that the server's own samples give; None if it has none."""
 
+    def foresee(self, round: int, ids: Tensor) -> None:
+        """These clients will be asked next, if nothing comes in between; for whoever can use the time."""
+
     def deliver(self, plan: Plan, ids: Tensor, downloads: Tensor) -> None:
         """Hand each client the delta that the server made for it."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from equipoise.core import Method, State
+from equipoise.core import Chain, Method, State
 from equipoise.data.federation import Federation
 from equipoise.engine.admission import admit
 from equipoise.engine.adversary import targeted
@@ -24,6 +24,8 @@ from equipoise.metrics import Evaluation
 from equipoise.models import check_forward
 from equipoise.streams import Stream
 from equipoise.threat import Attack
+
+_WORTH = 10  # rounds from which a recording pays for itself
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Simulation:
             device,
             self.vectorised,
             run.workers,
+            run.replay == "on" or (run.replay == "auto" and scenario.train.rounds >= _WORTH),
         )
         self.server = Server(
             method, net.initial(), net.layout, participants, scenario.train, scenario.admission, stream
@@ -69,6 +72,10 @@ class Simulation:
             if not bool(fed.splits[split].size.any()):
                 told = f"{method.name} needs {split} data, and none of the {fed.n_clients} clients has any"
                 raise EquipoiseError(told, f"set data.{split} above 0, such as 0.1")
+        if "root" in method.server.needs and (fed.root is None or len(fed.root) == 0):
+            rule = type(method.server.rule if isinstance(method.server, Chain) else method.server).__name__
+            told = f"{method.name}: {rule} needs data of the server's own, and there is none"
+            raise EquipoiseError(told, "set data.root above 0: 100 keeps 100 samples for the server")
 
     @property
     def round(self) -> int:
@@ -138,7 +145,8 @@ class Simulation:
 
     def dump(self) -> State:
         server = {f"server/{n}": t for n, t in self.server.dump().items()}
-        return {**server, **{f"clients/{n}": t for n, t in self.simulator.store.dump().items()}}
+        clients = {f"clients/{n}": t for n, t in self.simulator.store.dump().items()}
+        return {**server, **clients, **{f"attack/{n}": t for n, t in self.simulator.memory.items()}}
 
     def load(self, dumped: State) -> None:
         def below(prefix: str) -> State:
@@ -146,6 +154,7 @@ class Simulation:
 
         self.server.load(below("server/"))
         self.simulator.store.load({n: t.to(self.server.w.device) for n, t in below("clients/").items()})
+        self.simulator.memory = {n: t.to(self.server.w.device) for n, t in below("attack/").items()}
 
 
 def pick_device(name: str) -> torch.device:

@@ -15,6 +15,7 @@ from torch import Tensor
 from equipoise.core import Cohort, Method, Outcome, State
 from equipoise.engine.admission import admit
 from equipoise.engine.exchange import Exchange, Plan, Replies
+from equipoise.engine.guard import probed
 from equipoise.engine.participation import Participants
 from equipoise.engine.settings import Admission, Train
 from equipoise.errors import EquipoiseError
@@ -56,6 +57,7 @@ class Server:
         self.train, self.admission, self.stream = train, admission, stream
         self.round, self.w, self.state = 0, w.clone(), self.rule.init(w)
         self.excluded = torch.zeros(participants.n + participants.added, dtype=torch.bool)
+        self._next = -1, torch.empty(0, dtype=torch.int64)
         self.rule.check(participants.most)
 
     def step(self, exchange: Exchange) -> RoundRecord:
@@ -66,13 +68,17 @@ class Server:
         return record
 
     def plan(self) -> Plan:
-        drawn = self.participants.draw(self.round, self.excluded)
+        round, drawn = self._next
+        if round != self.round:
+            drawn = self.participants.draw(self.round, self.excluded)
         ids = drawn.to(self.w.device)
         lr = self.train.lr * self.train.lr_decay**self.round
         return Plan(self.round, ids, self.w, lr, self.rule.plan(ids, self.state), self.rule.needs)
 
     def absorb(self, plan: Plan, exchange: Exchange) -> RoundRecord:
-        admitted = admit(exchange(plan), self.admission)
+        replies = exchange(plan)
+        self._look_ahead(exchange)
+        admitted = admit(replies, self.admission)
         kept = admitted.replies
         drawn, ids = tuple(plan.ids.tolist()), tuple(kept.ids.tolist())
         touched = {"size_capped": list(admitted.capped), "guarded": list(admitted.guarded)}
@@ -88,7 +94,9 @@ class Server:
         if outcome is None:
             return record(skipped=reason, info=info)
         self.w, self.state = self.w - outcome.direction, outcome.state
-        self.excluded[list(outcome.exclude)] = True
+        if outcome.exclude:
+            self.excluded[list(outcome.exclude)] = True
+            self._next = -1, self._next[1]  # the draw may come out otherwise now
         if outcome.downloads is not None:
             exchange.deliver(plan, cohort.ids, outcome.downloads)
         against = conflicts(cohort.updates, outcome.direction, self.layout.layers())
@@ -96,11 +104,17 @@ class Server:
             info["excluded"] = list(outcome.exclude)
         return record(stop=outcome.stop, conflicts=against, info={**info, **outcome.info})
 
+    def _look_ahead(self, exchange: Exchange) -> None:
+        """Draw the next round and tell the exchange, which may still be at work on this one."""
+        self._next = self.round + 1, self.participants.draw(self.round + 1, self.excluded)
+        exchange.foresee(*self._next)
+
     def cohort(self, plan: Plan, replies: Replies, exchange: Exchange) -> Cohort:
         """What the server rule is shown of a round."""
 
         def probe(models: Tensor) -> Tensor:
-            return exchange.probe(plan, replies.ids, models)
+            answers = exchange.probe(plan, replies.ids, models)
+            return probed(answers, self.admission.guard, self.admission.guard_width)
 
         return Cohort(
             ids=replies.ids,
@@ -140,5 +154,6 @@ class Server:
 
     def load(self, dumped: State) -> None:
         device = self.w.device
+        self._next = -1, self._next[1]
         self.w, self.excluded, self.round = dumped["w"].to(device), dumped["excluded"], int(dumped["round"])
         self.state = {n.removeprefix("state/"): t.to(device) for n, t in dumped.items() if n.startswith("state/")}

@@ -73,7 +73,7 @@ class Admission:
     """Quarantine an update whose L2 norm is more than this many times the cohort's median norm."""
     size_cap: float | None = None
     """Lower a self-reported size that is more than this many times the cohort's median size to that cap."""
-    guard: Literal["winsorise", "rank", "off"] = "winsorise"
+    guard: Literal["redescend", "winsorise", "rank", "off"] = "redescend"
     """Keeps reported losses, signals and sizes within what the cohort makes believable, see `engine.guard`."""
     guard_width: float = 3.0
     """How many spreads from the median a report may lie, and how many times the median a size may be."""
@@ -99,6 +99,8 @@ class Run:
     """Which splits are evaluated; "validation" leaves the test split untouched, for choosing hyper-parameters."""
     device: str = "auto"
     executor: Literal["auto", "loop", "vmap"] = "auto"
+    replay: Literal["auto", "on", "off"] = "auto"
+    """Whether local steps are recorded once and played back (`engine.replay`); "auto": in runs of 10 rounds or more."""
     workers: int = 1
     """Threads of the loop executor; results do not depend on it."""
     dtype: Literal["float32", "float64"] = "float32"

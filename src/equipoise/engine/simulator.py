@@ -13,11 +13,12 @@ from equipoise.at import Schedule, Stop
 from equipoise.core import SGD, ClientRule, Method, State
 from equipoise.data.federation import SPLITS, Federation, Split
 from equipoise.engine.adversary import claimed_sizes, infiltrated
-from equipoise.engine.batches import plan_batches
-from equipoise.engine.clients import Done, Executor, Work
+from equipoise.engine.batches import Batches, plan_batches
+from equipoise.engine.clients import Done, Executor, Work, cuts
 from equipoise.engine.exchange import Plan, Replies
 from equipoise.engine.net import Net
 from equipoise.engine.participation import Participants
+from equipoise.engine.replay import Replay
 from equipoise.engine.settings import Train
 from equipoise.engine.store import ClientStore
 from equipoise.engine.view import Disturb, World
@@ -42,31 +43,48 @@ class Simulator:
         device: torch.device,
         vectorised: bool,
         workers: int,
+        replay: bool = False,
     ) -> None:
         self.rule, self.participants, self.attack, self.stream = method.client, participants, attack, stream
         self.lr, self.schedule = train.lr, Schedule(train.epochs, train.steps, train.batch or None)
+        own = federation.splits["train"].start
         federation, self.malicious = infiltrated(federation, attack, stream.child("attack"))
         self.claimed = claimed_sizes(federation, self.malicious)
         self.federation, self.host = federation.to(device), federation.splits["train"]
+        # Samples that an attack changed or added lie behind the others, see `adversary`.
+        self.untouched = torch.zeros_like(self.malicious)
+        self.untouched[: len(own)] = self.host.start[: len(own)] == own
         self.net, self.vectorised, self.workers = net, vectorised, workers
         self.store, self.w0 = ClientStore(federation.n_clients), net.initial()
+        sizes = frozenset(c.stop - c.start for c in cuts(participants.most, net.layout.size, vectorised))
+        capture = device.type == "cuda" and workers == 1
+        self.replay = Replay(sizes, train.batch or None, capture) if replay else None
         self._last: tuple[Tensor, Done] | None = None
+        self._stateful = bool(self.rule.init(self.w0[None]))
+        self._side = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._foreseen: tuple[int, Tensor, Batches | None] = (-1, torch.empty(0, dtype=torch.int64), None)
+        self.memory: State = {}
+        """What the attack remembers."""
         self.aggregate: Callable[[Plan, Replies], Tensor] | None = None
         """What the server would do with these replies; set by the run, for attacks that look ahead."""
+        self.reached: Callable[[Stop], Tensor] | None = None
+        """[N, d]: what the N original clients reach alone, on clean data; set by whoever keeps it between runs."""
 
     def executor(self, disturb: Disturb | None = None) -> Executor:
-        return Executor(World(self.net, self.federation, self.host, self.vectorised, disturb), self.workers)
+        world = World(self.net, self.federation, self.host, self.vectorised, disturb, self.replay)
+        return Executor(world, self.workers)
 
     def __call__(self, plan: Plan) -> Replies:
-        ids = self.participants.answering(plan.round, plan.ids.cpu()).to(plan.w.device)
+        here = self.participants.answering(plan.round, plan.ids.cpu())  # in host memory: a GPU need not be asked again
+        ids = here.to(plan.w.device)
         if len(ids) == 0:
             return Replies(ids, plan.w.new_zeros((0, len(plan.w))), ids)
         keep = torch.isin(plan.ids, ids)
         messages = {n: t[keep] for n, t in plan.messages.items()}
+        sizes = self.claimed[here].to(plan.w.device)
         done = self.train(plan, ids, messages)
-        self.store.put(ids, done.state)
+        self.store.put(here, done.state)
         self._last = ids, done
-        sizes = self.claimed[ids.cpu()].to(plan.w.device)
         return self._attacked(plan, Replies(ids, done.updates, sizes, done.losses, done.signals))
 
     def finish(self, plan: Plan) -> None:
@@ -78,8 +96,11 @@ class Simulator:
 
     def train(self, plan: Plan, ids: Tensor, messages: State, rule: ClientRule | None = None) -> Done:
         rule, stream = rule or self.rule, self.stream.child("batch", plan.round)
-        schedule = rule.schedule(self.schedule, plan.round, self.stream.child("schedule", plan.round))
-        batches = plan_batches(self.host, ids.cpu(), schedule, stream, rule.batches)
+        here, (round, known, ready) = ids.cpu(), self._foreseen
+        foreseen = rule is self.rule and round == plan.round and torch.equal(known, here)
+        batches = ready if foreseen and ready is not None else self._batches(rule, plan.round, here)
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
         received = plan.w.expand(len(ids), -1)
         work = Work(
             ids, received, batches, messages, plan.lr, plan.round, stream.child("model"), "losses" in plan.needs
@@ -87,8 +108,22 @@ class Simulator:
         executor = self.executor(self._disturb(plan.round))
         return executor.run(rule, work, self.states(ids), self._alone)
 
+    def _batches(self, rule: ClientRule, round: int, here: Tensor) -> Batches:
+        schedule = rule.schedule(self.schedule, round, self.stream.child("schedule", round))
+        split, stream = self.federation.splits["train"], self.stream.child("batch", round)
+        return plan_batches(split, here.to(self.w0.device), schedule, stream, rule.batches, self.host.size[here])
+
+    def foresee(self, round: int, ids: Tensor) -> None:
+        """Work out the batches of a round to come, should these clients be drawn: a busy GPU leaves time for it."""
+        if self._side is not None:
+            with torch.cuda.stream(self._side):  # beside the training: copies in the main stream would wait for it
+                here = self.participants.answering(round, ids)
+                self._foreseen = round, here, self._batches(self.rule, round, here)
+
     def states(self, ids: Tensor) -> State:
         """The lasting state of these clients; those seen for the first time are prepared."""
+        if not self._stateful:
+            return {}
         new = ids[~self.store.known(ids).to(ids.device)]
         if len(new):
             rows = self.w0.expand(len(new), -1)
@@ -107,11 +142,28 @@ class Simulator:
         return self.rule.personal(rows, state)
 
     def _alone(self, ids: Tensor, stop: Stop) -> Tensor:
+        """[K, d]: what these clients reach alone; only those train whose models nobody has yet."""
+        if self.reached is None:
+            return self._fit_alone(ids, stop)
+        known, models = self.untouched.to(ids.device)[ids], self.w0.expand(len(ids), -1).clone()
+        if bool(known.any()):
+            models[known] = self.reached(stop).to(self.w0)[ids[known]]
+        if not bool(known.all()):
+            models[~known] = self._fit_alone(ids[~known], stop)
+        return models
+
+    def _fit_alone(self, ids: Tensor, stop: Stop) -> Tensor:
         return self.executor().fit_alone(ids, self.w0, self.schedule, self.lr, stop, self.stream.child("alone"))
 
     def probe(self, plan: Plan, ids: Tensor, models: Tensor) -> Tensor:
         executor = self.executor()
-        return torch.stack([executor.risk(ids, m.expand(len(ids), -1)) for m in models])
+        answers = torch.stack([executor.risk(ids, m.expand(len(ids), -1)) for m in models])
+        bad = self.malicious.to(ids.device)[ids]
+        if self.attack is None or not bool(bad.any()):
+            return answers
+        sizes, stream = self.claimed[ids.cpu()].to(ids.device)[bad], self.stream.child("attack", plan.round, "probe")
+        told = [self.attack.lie(Claims(sizes, a[bad], {}), stream.child(t)).losses for t, a in enumerate(answers)]
+        return torch.stack([_put(a, bad, said) for a, said in zip(answers, told, strict=True)])
 
     def root(self, plan: Plan) -> Tensor | None:
         own = self.federation.root
@@ -179,8 +231,10 @@ class Simulator:
             assert self.aggregate is not None
             return self.aggregate(plan, replace(replies, updates=_put(replies.updates, bad, updates)))
 
-        seen = Forgery(replies.ids[bad], own, honest, plan.round, plan.lr, stream.child("corrupt"), oracle)
-        return _forged(replies, bad, self.attack.corrupt(seen))
+        whose, chance = replies.ids[~bad], stream.child("corrupt")
+        seen = Forgery(replies.ids[bad], own, honest, plan.round, plan.lr, chance, oracle, whose, self.memory)
+        self.memory = self.attack.remember(seen)
+        return _forged(replies, bad, self.attack.corrupt(replace(seen, memory=self.memory)))
 
 
 def _put(whole: Tensor, bad: Tensor, part: Tensor | None) -> Tensor:
