@@ -87,7 +87,7 @@ def test_any_bytes_are_an_idx_file_or_an_error_that_names_the_file(tmp_path, bod
         (b"\0\0\x08\x03\0\0", "ends within its head"),
         (b"\0\0\x08\x01\0\0\0\x05abc", "only 3"),
         (b"\0\0\x08\x01\0\0\0\x02abc", "more than 2"),
-        (gzip.compress(b"\0\0\x08\x01\0\0\0\x02ab")[:-6], "ended"),
+        (gzip.compress(b"\0\0\x08\x01\0\0\0\x02ab", mtime=0)[:-6], "ended"),
         (b"\x1f\x8bnot gzip at all", "IDX"),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_broken_idx_file_is_refused_with_the_reason(tmp_path, body, word):
 def test_a_header_that_claims_a_gigabyte_allocates_nothing(tmp_path, packed):
     body = b"\0\0\x08\x03" + struct.pack(">3I", 1000, 1000, 1000) + bytes(84)
     path = tmp_path / "huge-idx"
-    path.write_bytes(gzip.compress(body) if packed else body)
+    path.write_bytes(gzip.compress(body, mtime=0) if packed else body)
     tracemalloc.start()
     refuses(formats.read_idx, path, "1000000000 bytes", "only 84")
     peak = tracemalloc.get_traced_memory()[1]
@@ -111,7 +111,7 @@ def test_a_header_that_claims_a_gigabyte_allocates_nothing(tmp_path, packed):
 
 def test_the_checksum_is_of_the_uncompressed_bytes(tmp_path):
     (tmp_path / "a").write_bytes(b"hello")
-    (tmp_path / "b").write_bytes(gzip.compress(b"hello"))
+    (tmp_path / "b").write_bytes(gzip.compress(b"hello", mtime=0))
     for name in "ab":
         assert formats.digest(tmp_path / name, "md5") == "5d41402abc4b2a76b9719d911017c592"
 
@@ -253,7 +253,7 @@ def test_a_python_2_batch_reads_as_python_would_read_it(tmp_path, data, packed):
     body = python2_batch(data, [7] * len(data))
     expected = pickle.loads(body, encoding="latin1")  # noqa: S301 (bytes of this test's own making, as the oracle)
     path = tmp_path / "data_batch_1"
-    path.write_bytes(gzip.compress(body) if packed else body)
+    path.write_bytes(gzip.compress(body, mtime=0) if packed else body)
     read = read_pickled(path)
     assert read.keys() == expected.keys()
     assert read["labels"] == expected["labels"]

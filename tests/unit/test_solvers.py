@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 from torch import Tensor
 
+from equipoise import solvers
 from equipoise.solvers import min_norm, project_simplex
 from equipoise.streams import Stream
 
@@ -69,6 +70,15 @@ def by_nnls(x: Tensor) -> Tensor:
     return torch.from_numpy(z / z.sum()) @ x
 
 
+def with_mixture(x: Tensor) -> Tensor:
+    """The rows at length 1, the last one made of the first few, as FedLF's hulls have it."""
+    few = min(10, x.shape[1] - 1)
+    if few:
+        made = torch.linspace(-1, 0.7, few, dtype=torch.float64) @ x[:, :few]
+        x = torch.cat([x[:, :-1], made[:, None]], 1)
+    return x / x.norm(dim=-1, keepdim=True)
+
+
 ROWS = {
     "random": lambda s, n: normal(s, 3, n, 2 * n),
     "few dimensions": lambda s, n: normal(s, 3, n, 1 + n // 5),
@@ -79,6 +89,9 @@ ROWS = {
     "lengths 1e-8 to 1e3": lambda s, n: (normal(s, 3, n, 30) + 0.5) * 10 ** (11 * uniform(s, 3, n, 1) - 8),
     "whole numbers": lambda s, n: normal(s, 3, n, 4).round().clamp(-1, 1) + torch.tensor([1.5, 0, 0, 0]),
     "on an arc": lambda s, n: (lambda a: torch.stack([a.cos(), a.sin()], -1))(3 * uniform(s, 3, n)),
+    "all are used": lambda s, n: torch.eye(n, 2 * n, dtype=torch.float64) * (0.5 + uniform(s, 3, n, 1)) + 0.01,
+    "one is used": lambda s, n: torch.cat([normal(s, 3, n - 1, 9).abs() + 9, 3 + uniform(s, 3, 1, 9)], 1),
+    "one made of others": lambda s, n: with_mixture(normal(s, 3, n, n + 30) + 0.3),
     "float32": lambda s, n: (1e-4 * normal(s, 3, n, 50) + 1e-5).float().double(),
 }
 
@@ -90,12 +103,14 @@ def test_no_row_has_a_smaller_product_than_the_shortest_vector_with_itself(kind:
     x = ROWS[kind](seed, n)
     gram = x @ x.mT
     w = min_norm(gram)
+    used = {"all are used": x.shape[1], "one is used": 1}.get(kind)
+    assert used is None or ((w > 0).sum(-1) == used).all()
     assert w.shape == x.shape[:2] and w.dtype == torch.float64
     assert (w >= 0).all() and torch.allclose(w.sum(-1), torch.ones(3, dtype=torch.float64), rtol=1e-12)
     assert kkt_error(gram, w).max() < 1e-8
 
 
-@pytest.mark.parametrize("kind", ["random", "in a half space", "lengths 1e-8 to 1e3", "repeated", "on an arc"])
+@pytest.mark.parametrize("kind", sorted({*ROWS} - {"nearly equal", "float32"}))
 @settings(max_examples=6)
 @given(seed=SEEDS, n=st.integers(1, 25))
 def test_it_is_the_vector_that_non_negative_least_squares_finds(kind: str, seed: int, n: int) -> None:
@@ -103,6 +118,57 @@ def test_it_is_the_vector_that_non_negative_least_squares_finds(kind: str, seed:
     found = (min_norm(x @ x.mT)[:, None] @ x)[:, 0]
     for mine, rows in zip(found, x, strict=True):
         assert (mine - by_nnls(rows)).norm() <= 1e-9 * rows.norm(dim=1).min()
+
+
+@settings(max_examples=20)
+@given(SEEDS, st.integers(1, 30), st.floats(0, 1))
+def test_with_some_rows_masked_it_is_what_non_negative_least_squares_finds_without_them(
+    seed: int, n: int, share: float
+) -> None:
+    x = ROWS["one made of others"](seed, n)
+    mask = uniform(seed, *x.shape[:2]) < share
+    found = (min_norm(x @ x.mT, mask)[:, None] @ x)[:, 0]
+    for mine, rows, there in zip(found, x, mask, strict=True):
+        expected = by_nnls(rows[there]) if there.any() else torch.zeros_like(mine)
+        assert (mine - expected).norm() <= 1e-9
+
+
+def no_pivoting(c: Tensor, b: Tensor, real: Tensor) -> Tensor:
+    return torch.zeros_like(b)
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_both_methods_find_the_same_vector(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = ROWS[kind](11, 30)
+    one = min_norm(x @ x.mT)
+    monkeypatch.setattr(solvers, "_pivoted", no_pivoting)
+    other = min_norm(x @ x.mT)
+    assert max(kkt_error(x @ x.mT, w).max() for w in (one, other)) < 1e-8
+    assert ((one - other)[:, None] @ x).norm() <= 1e-7 * x.norm(dim=-1).min()
+
+
+@pytest.mark.parametrize("kind", ["random", "few dimensions", "in a half space", "repeated", "one made of others"])
+def test_pivoting_alone_solves_what_methods_ask_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Tensor) -> Tensor:
+        raise AssertionError("the interior point was asked")
+
+    monkeypatch.setattr(solvers, "_interior_point", refuse)
+    for n in (2, 11, 101):
+        x = ROWS[kind](n, n)
+        assert kkt_error(x @ x.mT, min_norm(x @ x.mT)).max() < 1e-12
+
+
+def test_the_interior_point_is_asked_for_those_sets_only_that_pivoting_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.cat([normal(1, 1, 101, 50) + 0.5, ROWS["float32"](1, 101), normal(2, 1, 101, 50) + 0.5])
+    gram, asked, original = x @ x.mT, [], solvers._interior_point
+
+    def count(c: Tensor, b: Tensor, real: Tensor) -> Tensor:
+        asked.append(len(c))
+        return original(c, b, real)
+
+    monkeypatch.setattr(solvers, "_interior_point", count)
+    assert kkt_error(gram, min_norm(gram)).max() < 1e-8
+    assert len(asked) == 1 and 1 <= asked[0] <= 3
 
 
 @pytest.mark.parametrize("n", [110, 200])

@@ -163,7 +163,7 @@ class Replay:
     resumed takes the same ones. So cohorts must be cut as a full one is (`clients`), and batches be full (`batch`).
     """
 
-    def __init__(self, clients: frozenset[int], batch: int | None, capture: bool) -> None:
+    def __init__(self, clients: frozenset[int], batch: int, capture: bool) -> None:
         self.clients, self.batch, self.capture = clients, batch, capture
         self.reasons: dict[str, str] = {}
         """Why a rule's steps are not played back, by its name."""
@@ -175,7 +175,7 @@ class Replay:
         """All local steps of a round; None if they have to be taken one by one."""
         batches = view.batches
         _, _, k, width = batches.index.shape
-        if batches.longest == 0 or k not in self.clients or width != (self.batch or width):
+        if batches.longest == 0 or k not in self.clients or width != self.batch:
             return None
         fixed, each = _inputs(view, w, state)
         first = {**fixed, **{n: t[0] for n, t in each.items()}}

@@ -58,7 +58,8 @@ class Simulator:
         self.store, self.w0 = ClientStore(federation.n_clients), net.initial()
         sizes = frozenset(c.stop - c.start for c in cuts(participants.most, net.layout.size, vectorised))
         capture = device.type == "cuda" and workers == 1
-        self.replay = Replay(sizes, train.batch or None, capture) if replay else None
+        widest = train.batch or int(self.host.size.max()) if len(self.host.size) else 0
+        self.replay = Replay(sizes, widest, capture) if replay else None
         self._last: tuple[Tensor, Done] | None = None
         self._stateful = bool(self.rule.init(self.w0[None]))
         self._side = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]

@@ -35,7 +35,7 @@ def mixture(weights: Tensor, updates: Tensor, past: Tensor | None = None) -> Ten
 def along(updates: Tensor, direction: Tensor) -> Tensor:
     """[K] float64: the product of every row with the direction."""
     out = updates.new_zeros(len(updates), dtype=torch.float64)
-    for p in _pieces([slice(0, updates.shape[1])], len(updates) + 1):
+    for p in _pieces([slice(0, updates.shape[1])], len(updates) + 1, updates.device):
         out += updates[:, p].double() @ direction[p].double()
     return out
 

@@ -53,7 +53,7 @@ from equipoise.core import (
     WeightedMean,
 )
 from equipoise.methods import _history
-from equipoise.solvers import min_norm
+from equipoise.solvers import at_hand, min_norm
 
 Layer = Literal["module", "tensor", "model", "fragments"]
 Fair = Literal["cos", "fedmdfg", "none"]
@@ -61,7 +61,9 @@ Absent = Literal["recent", "last", "all", "none"]
 Ablation = Literal["M1", "M2", "M3", "M4", "M5", "M6", "M7", "M8"]
 
 _ZERO = 1e-6  # what is this short, relative to what it is made of, is zero; down to here float64 keeps signs right
-_CHUNK = 1 << 21  # how many numbers are turned into float64 at a time (16 MiB)
+_CHUNK = 1 << 17  # how many numbers are turned into float64 at a time: as such they fit in a core's own cache
+_ON_GPU = 1 << 25  # there, every piece costs a few launches (256 MiB)
+_STRETCH = 1 << 11  # columns of one product there; one product of all of them would keep a few of its cores busy
 _ABLATIONS: Mapping[Ablation, Mapping[str, Any]] = {
     **{"M1": {"direction": "mean"}, "M2": {"layer": "model"}, "M3": {"layer": "fragments"}, "M4": {"fair": "none"}},
     **{"M5": {"fair": "fedmdfg"}, "M6": {"absent": "none"}, "M7": {"absent": "last"}, "M8": {"absent": "all"}},
@@ -114,14 +116,21 @@ class FedLF(ServerRule):
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
         layers, h, k = self._layers(cohort), self._h(cohort), len(cohort)
-        seen = torch.unique(torch.cat([state["seen"], cohort.ids]))
-        absent = torch.nonzero(_history.absent(state, cohort.ids, self._since(cohort, len(seen)))).flatten()
-        gram = _gram(cohort.updates, state["rows"], list(layers.values()), state["gram"])
-        after = {**self._remembered(cohort, state, gram), "seen": seen}
+        slices, ids = list(layers.values()), cohort.ids.cpu()
+        # Who is who is decided in host memory: a GPU would wait for every answer. A CPU copies nothing here.
+        known = {**state, **{name: state[name].cpu() for name in ("ids", "rounds", "lr", "seen")}}
+        seen = torch.unique(torch.cat([known["seen"], ids]))
+        absent = torch.nonzero(_history.absent(known, ids, self._since(cohort, len(seen)))).flatten()
+        gram = _gram(cohort.updates, state["rows"], slices, state["gram"])
+        size = _norm(cohort.updates.mean(0))
+        after = {**self._remembered(cohort, ids, known, gram), "seen": seen}
+        after = {name: t.to(gram.device) for name, t in after.items()}
 
-        at = torch.cat([torch.arange(k, device=absent.device), k + absent])
-        scale = torch.cat([state["lr"].new_ones(k), cohort.lr / state["lr"][absent]])
-        groups, shortest = _joined(gram[:, at][:, :, at] * scale[:, None] * scale, k, h, self.normalise_rows)
+        at = torch.cat([torch.arange(k), k + absent])
+        scale = torch.cat([known["lr"].new_ones(k), cohort.lr / known["lr"][absent]])
+        hulls = at_hand(_among(gram, at))
+        scale = scale.to(hulls.device)
+        groups, shortest = _joined(hulls * scale[:, None] * scale, k, h, self.normalise_rows)
         names = ["+".join(list(layers)[i] for i in group) for group in groups]
         info = {
             "absent": len(absent),
@@ -129,21 +138,21 @@ class FedLF(ServerRule):
             "merged": [name for name, group in zip(names, groups, strict=True) if len(group) > 1],
             "group_conflicts": dict(zip(names, shortest.against.tolist(), strict=True)),
         }
-        size = _length(cohort.updates.mean(0))
-        if size == 0 or bool(shortest.zero.any()):
+        if float(size) == 0 or bool(shortest.zero.any()):
             zero, reason = torch.zeros_like(cohort.start), "Pareto stationary: some mixture of the updates is zero"
             return Outcome(zero, after, stop=reason if self.stop else None, info={**info, "reason": reason})
-        weights = gram.new_zeros(gram.shape[:2])
+        weights = hulls.new_zeros(gram.shape[:2])
         weights[:, at] = shortest.weights[[g for g, group in enumerate(groups) for _ in group]] * scale
-        d = _combined(cohort.updates, state["rows"], list(layers.values()), weights)
-        return Outcome(d * (size / (_length(d) or 1.0)), after, info=info)  # what was rounded to zero stays zero
+        d = _combined(cohort.updates, state["rows"], slices, weights.to(gram.device))
+        length = _norm(d)
+        return Outcome(d * torch.where(length > 0, size / length, 1.0), after, info=info)  # what rounds to zero is zero
 
     def _layers(self, cohort: Cohort) -> dict[str, list[slice]]:
         d = len(cohort.start)
         if self.layer == "model" or cohort.layout.size == 0:
             return {"model": [slice(0, d)]}
         if self.layer != "fragments":
-            return cohort.layout.layers(self.layer)
+            return {name: _joint(parts) for name, parts in cohort.layout.layers(self.layer).items()}
         n = min(d, self.fragments or len(cohort.layout.layers()))
         return {f"fragment{i + 1}": [slice(i * d // n, (i + 1) * d // n)] for i in range(n)}
 
@@ -153,14 +162,14 @@ class FedLF(ServerRule):
             return None
         if cohort.losses is None:
             raise EquipoiseError("fedlf: the cohort has no losses", 'fair = "none" does without')
-        f = cohort.losses.to(torch.float64)
-        length = _length(f)
+        f = cohort.losses.cpu().to(torch.float64)
+        length = float(_norm(f))
         if length == 0:
             return None
         p = torch.full_like(f, len(f) ** -0.5)
         cos = float(f @ p) / length
         off = cos * f / length - p
-        sin = _length(off)
+        sin = float(_norm(off))
         if sin <= _ZERO or (self.fair == "fedmdfg" and math.atan2(sin, cos) <= self.theta):
             return None
         return off / (length if self.fair == "cos" else sin)
@@ -169,13 +178,13 @@ class FedLF(ServerRule):
         """The round from which on an absent client counts."""
         return {"recent": cohort.round - seen / len(cohort), "last": cohort.round - 1}.get(self.absent, 0)
 
-    def _remembered(self, cohort: Cohort, state: State, gram: Tensor) -> State:
+    def _remembered(self, cohort: Cohort, ids: Tensor, known: State, gram: Tensor) -> State:
         """Updates as they were sent, so that their products with each other need not be computed again."""
         cap, since = (0 if self.absent == "none" else self.cap), (cohort.round if self.absent == "last" else 0)
-        lr = state["lr"].new_full((len(cohort),), cohort.lr)
-        at = _history.kept(state, cohort.ids, cohort.round, cap, since)
-        memory = _history.remember(state, cohort.ids, cohort.round, cap, since, rows=cohort.updates, lr=lr)
-        return {**memory, "gram": gram[:, at][:, :, at]}
+        lr = known["lr"].new_full((len(cohort),), cohort.lr)
+        at = _history.kept(known, ids, cohort.round, cap, since)
+        memory = _history.remember(known, ids, cohort.round, cap, since, rows=cohort.updates, lr=lr)
+        return {**memory, "gram": _among(gram, at)}
 
 
 # ------------------------------------------------------------------------------------------------ the shortest vectors
@@ -194,18 +203,20 @@ def _shortest(gram: Tensor, k: int, h: Tensor | None, normalise: bool) -> _Short
     length = gram.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).sqrt()
     mean = length[:, :k].mean(-1, keepdim=True)
     scale = torch.where(length > 0, mean / length, 0.0) if normalise else torch.ones_like(length)
-    make = torch.diag_embed(scale)
+    hull, fair = gram * scale[..., None] * scale[:, None], None
     if h is not None:
         fair = torch.zeros_like(length)
-        fair[:, :k] = h * scale[:, :k]
+        fair[:, :k] = h.to(gram.device) * scale[:, :k]
         long = (fair[:, None] @ gram @ fair[..., None])[..., 0].clamp(min=0.0).sqrt()
         real = long > _ZERO * (fair.abs() * length).sum(-1, keepdim=True)
         fair = torch.where(real, fair * mean / torch.where(real, long, 1.0) if normalise else fair, 0.0)
-        make = torch.cat([make, fair[:, None]], 1)
-    hull = make @ gram @ make.mT
+        along = fair[:, None] @ gram
+        hull = torch.cat([hull, along * scale[:, None]], 1)
+        hull = torch.cat([hull, torch.cat([hull[:, -1:], along @ fair[..., None]], -1).mT], -1)
     w = min_norm(hull, hull.diagonal(dim1=-2, dim2=-1) > 0)
     square = (w[:, None] @ hull @ w[..., None])[:, 0, 0].clamp(min=0.0)
-    weights = (w[:, None] @ make)[:, 0]
+    weights = w[:, : length.shape[1]] * scale
+    weights = weights if fair is None else weights + w[:, -1:] * fair
     against = ((gram[:, :k] @ weights[..., None])[..., 0] < 0).sum(-1)
     return _Shortest(weights, square.sqrt() <= _ZERO * mean[:, 0], against)
 
@@ -227,34 +238,74 @@ def _joined(gram: Tensor, k: int, h: Tensor | None, normalise: bool) -> tuple[li
 
 def _gram(updates: Tensor, past: Tensor, layers: Sequence[Sequence[slice]], known: Tensor) -> Tensor:
     """[L, n, n]: the products of all rows [updates; past], layer by layer; those of the past ones are `known`."""
-    k, h = len(updates), len(past)
-    new = updates.new_zeros((len(layers), k, k + h), dtype=torch.float64)
+    k, n = len(updates), len(updates) + len(past)
+    new = updates.new_zeros((len(layers), k, n), dtype=torch.float64)
     for layer, parts in enumerate(layers):
-        for p in _pieces(parts, k + h):
-            mine = updates[:, p].double()
-            new[layer, :, :k] += mine @ mine.mT
-            new[layer, :, k:] += mine @ past[:, p].double().mT
-    return torch.cat([new, torch.cat([new[..., k:].mT, known.reshape(len(layers), h, h)], -1)], -2)
+        for _, x in _read(updates, past, parts):
+            new[layer] += _products(x, k)
+    known = known.reshape(len(layers), n - k, n - k)
+    return torch.cat([new, torch.cat([new[..., k:].mT, known], -1)], -2)
 
 
 def _combined(updates: Tensor, past: Tensor, layers: Sequence[Sequence[slice]], weights: Tensor) -> Tensor:
     """[d]: in each layer the weighted sum of the rows [updates; past]. Rounded only once, at the end."""
-    k, out = len(updates), torch.empty_like(updates[0])
+    out = torch.empty_like(updates[0])
     for w, parts in zip(weights, layers, strict=True):
-        for p in _pieces(parts, len(w)):
-            out[p] = (w[:k] @ updates[:, p].double() + w[k:] @ past[:, p].double()).to(out.dtype)
+        for p, x in _read(updates, past, parts):
+            out[p] = w @ x
     return out
 
 
-def _pieces(parts: Sequence[slice], rows: int) -> Iterator[slice]:
-    step = max(1, _CHUNK // rows)
+def _pieces(parts: Sequence[slice], rows: int, device: torch.device | None = None) -> Iterator[slice]:
+    step = max(1, (_CHUNK if device is None or device.type == "cpu" else _ON_GPU) // rows)
     for part in parts:
         for start in range(part.start, part.stop, step):
             yield slice(start, min(start + step, part.stop))
 
 
-def _length(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
+def _joint(parts: Sequence[slice]) -> list[slice]:
+    """The same numbers in as few slices as possible: a weight and its bias lie side by side."""
+    out: list[slice] = []
+    for part in parts:
+        if out and out[-1].stop == part.start:
+            out[-1] = slice(out[-1].start, part.stop)
+        else:
+            out.append(part)
+    return out
+
+
+def _read(updates: Tensor, past: Tensor, parts: Sequence[slice]) -> Iterator[tuple[slice, Tensor]]:
+    """Piece by piece, these columns of the rows [updates; past] in float64, in a buffer that the next piece takes."""
+    k, n = len(updates), len(updates) + len(past)
+    pieces = list(_pieces(parts, n, updates.device))
+    buffer = updates.new_empty((n, max((p.stop - p.start for p in pieces), default=0)), dtype=torch.float64)
+    for p in pieces:
+        x = buffer[:, : p.stop - p.start]
+        x[:k] = updates[:, p]
+        x[k:] = past[:, p]
+        yield p, x
+
+
+def _products(x: Tensor, k: int) -> Tensor:
+    """[k, n]: the first k rows' products with all n."""
+    whole = x.shape[1] // _STRETCH * _STRETCH if x.is_cuda else 0
+    rest: Tensor = x[:k, whole:] @ x[:, whole:].mT
+    if whole == 0:
+        return rest
+    stretches = x[:, :whole].view(len(x), -1, _STRETCH).transpose(0, 1)
+    return rest + (stretches[:, :k] @ stretches.mT).sum(0)
+
+
+def _among(gram: Tensor, at: Tensor) -> Tensor:
+    """The products [L, m, m] of the rows `at`, a position in host memory each, with each other."""
+    at = at.to(gram.device)
+    return gram[:, at[:, None], at]
+
+
+def _norm(x: Tensor) -> Tensor:
+    """The length, in float64 and where x is: to ask for the number makes a GPU wait."""
+    length: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return length
 
 
 def _one_of(name: str, value: str, known: Sequence[str]) -> None:
