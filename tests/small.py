@@ -54,7 +54,7 @@ def simulation(
     scenario = Scenario(
         fed, module, train or Train(batch=5, lr=0.1), participation or Participation(), admission, attack
     )
-    run = run or Run(dtype="float64")
+    run = run or Run(dtype="float64", replay="off")
     return Simulation(scenario, method or Method(), replace(run, device="cpu") if run.device == "auto" else run)
 
 

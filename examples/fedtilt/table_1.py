@@ -2,8 +2,8 @@
 
 python examples/fedtilt/table_1.py [--out FOLDER] [--rounds N] [--quick]
 
-Takes about two minutes. Averages over ten draws of a toy problem and both clients, of personal models, with tilts of three
-sizes (0.1, 1, 10) and the table's signs:
+Takes about two minutes. Averages over ten draws of a toy problem and both clients, of personal models, with tilts of
+three sizes (0.1, 1, 10) and the table's signs:
 
     class_gap     difference between the mean training losses of the two classes: smaller is more even
     less_even     in how many draws it is larger than without tilts

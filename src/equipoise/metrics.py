@@ -20,7 +20,7 @@ from torch import Tensor
 Floats = NDArray[np.float64]
 Array = NDArray[Any]
 
-_CHUNK = 1 << 22
+_CHUNK = 1 << 17  # numbers: as float64 they stay in a core's own cache
 """How many numbers `conflicts` turns into float64 at a time (32 MiB)."""
 
 
@@ -245,7 +245,7 @@ def _joined(parts: Sequence[slice]) -> list[slice]:
 def _dots(updates: Tensor, direction: Tensor, parts: Sequence[slice]) -> Tensor:
     """[K]: the inner products over some slices, in float64, a few columns at a time."""
     total = torch.zeros(updates.shape[0], dtype=torch.float64, device=updates.device)
-    room = _CHUNK if updates.device.type == "cpu" else 16 * _CHUNK
+    room = _CHUNK if updates.device.type == "cpu" else 512 * _CHUNK
     step = max(1, room // max(1, updates.shape[0]))
     for part in _joined(parts):
         for start in range(part.start, part.stop, step):

@@ -91,7 +91,6 @@ def _basis(simulation: Simulation, stop: Stop) -> dict[str, Any]:
         "stop": asdict(stop),
         "seed": simulation.settings.seed,
         "executor": f"{'vmap' if simulation.vectorised else 'loop'} on {s.w0.device.type}",
-        "replay": s.replay is not None,
         "version": version("equipoise"),
     }
 

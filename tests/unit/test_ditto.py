@@ -60,7 +60,7 @@ def models(sim: Simulation) -> Tensor:
 @EXECUTORS
 @pytest.mark.parametrize("participation", [Participation(), TWO])
 def test_lam_zero_is_local_training_to_the_bit(executor: str, participation: Participation) -> None:
-    scenario = {"run": Run(dtype="float64", executor=executor), "participation": participation}  # type: ignore[arg-type]
+    scenario = {"run": Run(dtype="float64", executor=executor, replay="off"), "participation": participation}  # type: ignore[arg-type]
     pulled, alone = (after(m, model="mlp", hidden=(5,), **scenario) for m in (ditto(0.0), local()))
     assert torch.equal(models(pulled), models(alone))
     assert not torch.equal(pulled.server.w, alone.server.w)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from equipoise.cli import audits, data, doctor, parts, runs
+from equipoise.cli import audits, data, deploy, doctor, parts, runs
 
 app = typer.Typer(
     name="equipoise",
@@ -26,6 +26,7 @@ app.command("list")(parts.list_parts)
 app.command("show")(parts.show)
 app.command("check")(parts.check)
 app.add_typer(data.app, name="data")
+app.add_typer(deploy.app, name="deploy")
 app.command("doctor")(doctor.doctor)
 
 

@@ -142,11 +142,12 @@ class Executor:
         """[K, d]: plain SGD on each client's own training split until it stops improving; the last iterate."""
         rows = start.expand(len(ids), -1).clone()
         last, busy = self.risk(ids, rows), torch.arange(len(ids))
+        plain = Executor(replace(self.world, replay=None), self.workers)  # the same bits, however long the run is to be
         for epoch in range(0, stop.cap, stop.window):
             at, now = busy.to(rows.device), stream.child(epoch)
             window = Schedule(epochs=min(stop.window, stop.cap - epoch), batch=schedule.batch)
             batches = plan_batches(self.world.train, ids[at].cpu(), window, now)
-            rows[at] = self.run(SGD(), Work(ids[at], rows[at], batches, {}, lr, 0, now, False), {}, _no_alone).end
+            rows[at] = plain.run(SGD(), Work(ids[at], rows[at], batches, {}, lr, 0, now, False), {}, _no_alone).end
             loss = self.risk(ids[at], rows[at])
             going = (last[at] - loss) > stop.tolerance * last[at].abs()
             last[at] = loss

@@ -228,7 +228,8 @@ def _inputs(view: View, w: Tensor, state: State) -> tuple[Inputs, Inputs]:
     fixed |= {_STATE + n: t for n, t in state.items()}
     fixed |= {_MESSAGE + n: t for n, t in view.message.items()}
     fixed |= {_SIZE + split: view.size(split) for split in SPLITS}
-    return fixed, {"index": view.batches.index, "mask": view.batches.mask, **view.prepared()}
+    each = {"index": view.batches.index, "mask": view.batches.mask, **view.prepared()}
+    return fixed, {n: t.contiguous() for n, t in each.items()}  # a recording holds on to how its inputs lie
 
 
 def _form(inputs: Inputs) -> tuple[object, ...]:

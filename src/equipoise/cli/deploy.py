@@ -1,0 +1,75 @@
+"""Commands for real federations, on Flower: deploy new, local."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.cli.terminal import Verbose, guarded, put, say
+
+app = typer.Typer(help="Run on real clients, with Flower.", no_args_is_help=True, rich_markup_mode=None)
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="The run's TOML file.", show_default=False)]
+Timeout = Annotated[float, typer.Option(help="Seconds that a client may take to answer.")]
+
+_SAMPLE = """
+[method]
+name = "fedavg"
+[data]
+dataset = "digits"
+clients = 3
+[train]
+rounds = 3
+lr = 0.1
+[run]
+eval_every = 0
+"""
+
+
+@app.command("new")
+@guarded
+def new(
+    folder: Annotated[Path, typer.Argument(help="Where to write the app.", show_default=False)],
+    config: Config,
+    out: Annotated[Path, typer.Option(help="Where the server puts the results.")] = Path("runs/deployed"),
+    timeout: Timeout = 300.0,
+    verbose: Verbose = False,
+) -> None:
+    """Write a small Flower app that runs a config; `flwr run FOLDER` accepts it.
+
+    \b
+    Example:
+      equipoise deploy new my-federation --config run.toml
+    """
+    from equipoise import config as configs
+    from equipoise.flower import local as flower
+
+    put(str(flower.new(folder, configs.load(config), out, timeout)))
+
+
+@app.command("local")
+@guarded
+def local(
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="The run's TOML file.")] = None,
+    out: Annotated[Path, typer.Option(help="For the results; given again, it goes on.")] = Path("runs/deployed"),
+    clients: Annotated[int | None, typer.Option(help="How many, instead of what the config says.")] = None,
+    timeout: Timeout = 300.0,
+    verbose: Verbose = False,
+) -> None:
+    """Run on Flower with processes for every client, all on this machine, and stop them afterwards.
+
+    Without a config: three rounds of FedAvg on handwritten digits.
+
+    \b
+    Example:
+      equipoise deploy local --clients 3
+      equipoise deploy local --config run.toml --out runs/deployed
+    """
+    from equipoise import config as configs
+    from equipoise.flower import local as flower
+
+    chosen = configs.load(config or _SAMPLE, [] if clients is None else [f"data.clients={clients}"])
+    result = flower.run(chosen, out, timeout=timeout, say=say)
+    put(f"accuracy {result.summary().get('accuracy_mean', float('nan')):.3f} in {out}")
