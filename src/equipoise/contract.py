@@ -174,10 +174,7 @@ def problems(method: Method, doc: Doc) -> list[str]:
 
 
 def vectorised_equals_loop(method: Method, tolerance: float = 1e-8) -> None:
-    made = [sample_run(method, executor) for executor in ("vmap", "loop")]
-    for simulation in made:
-        simulation.finish()
-    rows, loop = (simulation.dump() for simulation in made)
+    rows, loop = (sample_run(method, executor).dump() for executor in ("vmap", "loop"))
     assert rows.keys() == loop.keys()
     for name, t in rows.items():
         away = float((t.double() - loop[name].double()).norm())
@@ -188,7 +185,6 @@ def vectorised_equals_loop(method: Method, tolerance: float = 1e-8) -> None:
 def survives_odd_clients(method: Method) -> None:
     """Clients with no sample, one sample, one class: finite everywhere."""
     simulation = sample_run(method, "vmap", sizes=(0, 1, 1, 10, 12, 11, 9, 13))
-    simulation.finish()
     assert all(bool(torch.isfinite(t).all()) for t in simulation.dump().values() if t.is_floating_point()), "not finite"
     for evaluation in simulation.evaluate("test").values():
         assert bool(torch.isfinite(torch.as_tensor(evaluation.loss)).all()), "a client's loss is not finite"

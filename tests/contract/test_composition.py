@@ -20,6 +20,9 @@ from equipoise.errors import EquipoiseError
 
 METHODS, RULES, FILTERS = registry.methods(), registry.rules(), registry.filters()
 SIZES = (6, 5, 1, 4, 7, 3, 5, 2)
+THOROUGH = ("fedavg", "fedprox", "fedtilt", "ditto", "fedlf", "eagle", "rffl")
+"""Methods that are tried with every rule each time; the others with a few, and with every one in the slow tests."""
+FEW = ("coordinate-median", "krum", "centred-clipping")
 ROUNDS = 2
 
 
@@ -45,10 +48,11 @@ def servers(name: str) -> Iterator[tuple[str, Method]]:
         yield f"{name} with {rule}", METHODS[name].make(server=entry.make())
 
 
-def compositions(name: str) -> Iterator[tuple[str, Method]]:
+def compositions(name: str, every: bool) -> Iterator[tuple[str, Method]]:
     """The same, and every filter that fits in front of the method's own rule."""
+    few = {f"{name} with {rule}" for rule in FEW} | {f"{name} with its own rule"}
     for told, method in servers(name):
-        if large_enough(method.server):
+        if large_enough(method.server) and (every or told in few):
             yield told, method
     yield from filtered(METHODS[name].make(), f"{name} with its own rule")
 
@@ -80,8 +84,18 @@ def run(method: Method, executor: str, told: str) -> Simulation:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_runs_with_every_rule_and_filter_that_fits_and_rows_equal_loop(name: str) -> None:
-    for told, method in compositions(name):
+def test_a_method_runs_with_rules_and_filters_that_fit_and_rows_equal_loop(name: str) -> None:
+    rows_equal_loop(name, every=name in THOROUGH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in METHODS if takes_any_server(n) and n not in THOROUGH])
+def test_and_with_every_rule_there_is(name: str) -> None:
+    rows_equal_loop(name, every=True)
+
+
+def rows_equal_loop(name: str, every: bool) -> None:
+    for told, method in compositions(name, every):
         rows, loop = (run(method, executor, told).dump() for executor in ("vmap", "loop"))
         assert rows.keys() == loop.keys(), told
         for key, value in loop.items():
