@@ -23,3 +23,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}" if names else "none is known"
+
+
+def require(ok: bool, what: str, value: object, hint: str) -> None:
+    """The error for a setting out of its range, unless it is `ok`."""
+    if not ok:
+        raise EquipoiseError(f"{what} is {value!r}", hint)

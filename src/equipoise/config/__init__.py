@@ -26,18 +26,13 @@ from equipoise.data.partition import Attribute
 from equipoise.data.synthetic import SYNTHETIC
 from equipoise.engine.participation import cohort_size
 from equipoise.engine.settings import Admission, Participation, Run, Train
-from equipoise.errors import EquipoiseError, nearest
+from equipoise.errors import EquipoiseError, nearest, require
 from equipoise.streams import Stream
 from equipoise.threat import Attack
 
 _STRICT = {"extra": "forbid", "strict": True}
 _LONGEST = 1 << 20  # bytes; a config is a page of text
 _BARE = re.compile(r"[^\s\[\]{}\"',=#]+")
-
-
-def _require(ok: bool, key: str, value: object, hint: str) -> None:
-    if not ok:
-        raise EquipoiseError(f"{key} is {value!r}", hint)
 
 
 @dataclass(frozen=True)
@@ -79,13 +74,13 @@ class Data:
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
-        _require(self.clients is None or self.clients >= 1, "data.clients", self.clients, "1 or more")
-        _require(0 <= self.test < 1, "data.test", self.test, "a share from 0 up to (not including) 1")
-        _require(0 <= self.validation < 1, "data.validation", self.validation, "from 0 up to (not including) 1")
-        _require(self.root >= 0, "data.root", self.root, "0 or more")
+        require(self.clients is None or self.clients >= 1, "data.clients", self.clients, "1 or more")
+        require(0 <= self.test < 1, "data.test", self.test, "a share from 0 up to (not including) 1")
+        require(0 <= self.validation < 1, "data.validation", self.validation, "from 0 up to (not including) 1")
+        require(self.root >= 0, "data.root", self.root, "0 or more")
         both = self.test + self.validation
-        _require(both < 1, "data.test + data.validation", both, "below 1: the rest is for training")
-        _require(self.seed is None or 0 <= self.seed < 2**63, "data.seed", self.seed, "0 or more, below 2^63")
+        require(both < 1, "data.test + data.validation", both, "below 1: the rest is for training")
+        require(self.seed is None or 0 <= self.seed < 2**63, "data.seed", self.seed, "0 or more, below 2^63")
 
 
 @dataclass(frozen=True)

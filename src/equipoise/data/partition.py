@@ -20,15 +20,10 @@ from torch import Tensor
 
 from equipoise.data.dealing import apportion, deal, deal_alike, gather, ranks, shuffled, top_up
 from equipoise.data.federation import Dataset, Federation, Split
-from equipoise.errors import EquipoiseError, nearest
+from equipoise.errors import EquipoiseError, nearest, require
 from equipoise.streams import Stream
 
 TEST_SETS = ("local", "common", "official")
-
-
-def _require(ok: bool, what: str, value: object, hint: str) -> None:
-    if not ok:
-        raise EquipoiseError(f"{what} is {value!r}", hint)
 
 
 def _consecutive(first: Tensor, held: Tensor, classes: int) -> Tensor:
@@ -66,7 +61,7 @@ class ByShares(Partitioner):
         return apportion(shares, totals, stream)
 
     def parts(self, labels: Tensor, n_clients: int, stream: Stream) -> list[Tensor]:
-        _require(n_clients >= 1, f"{self.kind}: the number of clients", n_clients, "1 or more")
+        require(n_clients >= 1, f"{self.kind}: the number of clients", n_clients, "1 or more")
         if self.needs_classes and (labels.is_floating_point() or labels.ndim != 1 or not len(labels)):
             found = f"{labels.dtype} labels of shape {list(labels.shape)}"
             raise EquipoiseError(f"{self.kind}: it deals classes, but was given {found}", 'use "iid" or "powerlaw"')
@@ -110,7 +105,7 @@ class Dirichlet(ByShares):
     min_size: int = 1
 
     def __post_init__(self) -> None:
-        _require(0 < self.alpha < float("inf"), "dirichlet: alpha", self.alpha, "above 0, and finite")
+        require(0 < self.alpha < float("inf"), "dirichlet: alpha", self.alpha, "above 0, and finite")
 
     def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
         drawn = stream.numpy().dirichlet(np.full(n_clients, float(self.alpha)), size=len(totals))
@@ -133,8 +128,8 @@ class Pathological(ByShares):
     min_size: int = 1
 
     def __post_init__(self) -> None:
-        _require(self.classes >= 1, "pathological: classes", self.classes, "1 or more")
-        _require(self.deal in ("shards", "order"), "pathological: deal", self.deal, '"shards" or "order"')
+        require(self.classes >= 1, "pathological: classes", self.classes, "1 or more")
+        require(self.deal in ("shards", "order"), "pathological: deal", self.deal, '"shards" or "order"')
 
     def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
         if self.deal == "order":
@@ -173,8 +168,8 @@ class PowerLaw(ByShares):
     min_size: int = 1
 
     def __post_init__(self) -> None:
-        _require(self.exponent > 0, "powerlaw: exponent", self.exponent, "above 0")
-        _require(self.samples is None or self.samples >= 1, "powerlaw: samples", self.samples, "1 or more, or none")
+        require(self.exponent > 0, "powerlaw: exponent", self.exponent, "above 0")
+        require(self.samples is None or self.samples >= 1, "powerlaw: samples", self.samples, "1 or more, or none")
 
     def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
         low, high = 0.01 ** (1 / self.exponent), 0.99 ** (1 / self.exponent)
@@ -208,7 +203,7 @@ class ClassImbalance(ByShares):
 
     def __post_init__(self) -> None:
         ok = self.samples is None or self.samples >= 1
-        _require(ok, "class-imbalance: samples", self.samples, "1 or more, or none")
+        require(ok, "class-imbalance: samples", self.samples, "1 or more, or none")
 
     def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
         steps = torch.arange(n_clients) * (len(totals) - 1) // max(1, n_clients - 1)
@@ -245,7 +240,7 @@ class LogNormal(ByShares):
     min_size: int = 1
 
     def __post_init__(self) -> None:
-        _require(self.classes >= 1, "lognormal: classes", self.classes, "1 or more")
+        require(self.classes >= 1, "lognormal: classes", self.classes, "1 or more")
 
     def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
         clients, k = torch.arange(n_clients), min(self.classes, len(totals))
@@ -274,9 +269,9 @@ class Attribute(Partitioner):
     max_clients: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.min_samples >= 1, "attribute: min_samples", self.min_samples, "1 or more")
+        require(self.min_samples >= 1, "attribute: min_samples", self.min_samples, "1 or more")
         ok = self.max_clients is None or self.max_clients >= 1
-        _require(ok, "attribute: max_clients", self.max_clients, "1 or more, or none")
+        require(ok, "attribute: max_clients", self.max_clients, "1 or more, or none")
 
     def key(self, data: Dataset) -> Tensor:
         if self.column not in data.attributes:
@@ -293,7 +288,7 @@ class Attribute(Partitioner):
             found = f"attribute: no value of {self.column!r} has min_samples = {self.min_samples} samples"
             raise EquipoiseError(found, f"the most that one has is {int(totals.max()) if len(totals) else 0}")
         hint = f"{self.column!r} makes {len(drawn)} clients: leave it out, or set max_clients"
-        _require(n_clients in (0, len(drawn)), "attribute: the number of clients", n_clients, hint)
+        require(n_clients in (0, len(drawn)), "attribute: the number of clients", n_clients, hint)
         client = torch.full_like(totals, -1)
         client[enough[drawn].sort().values] = torch.arange(len(drawn))
         chosen = (client[groups] >= 0).nonzero()[:, 0]
@@ -317,7 +312,7 @@ def split_clients(
     client that has any samples keeps at least one to train on, and gives up validation before test samples.
     """
     for name, value in (("test", test), ("validation", validation), ("test + validation", test + validation)):
-        _require(0 <= value < 1, f"split: {name}", value, "a share from 0 up to (not including) 1")
+        require(0 <= value < 1, f"split: {name}", value, "a share from 0 up to (not including) 1")
     dealt = Split.of(parts)
     client = torch.repeat_interleave(torch.arange(len(parts)), dealt.size)
     rank = ranks(client, shuffled(client, stream, client, dealt.index), dealt.size)
@@ -386,7 +381,7 @@ def partition(
 
 def _kept_back(pool: Tensor, root: int, stream: Stream) -> tuple[Tensor, Tensor | None]:
     """The pool without the server's own samples, and those."""
-    _require(0 <= root < len(pool), "partition: root", root, f"0 or more, and fewer than the {len(pool)} samples")
+    require(0 <= root < len(pool), "partition: root", root, f"0 or more, and fewer than the {len(pool)} samples")
     order = stream.bits(pool).argsort()
     return (pool[order[root:]].sort().values, pool[order[:root]].sort().values) if root else (pool, None)
 
@@ -401,7 +396,7 @@ def _pool(data: Dataset, test_set: str, test: float, stream: Stream) -> tuple[Te
         return everything[part == 0], everything[part == 1]
     if test_set == "official":
         raise EquipoiseError(f'partition: test_set is "official", but {data.name} has no test part', 'use "local"')
-    _require(0 <= test < 1, "partition: test", test, "a share from 0 up to (not including) 1")
+    require(0 <= test < 1, "partition: test", test, "a share from 0 up to (not including) 1")
     order, cut = stream.bits(everything).argsort(), int(test * len(data) + 0.5)
     return order[cut:].sort().values, order[:cut].sort().values
 

@@ -13,13 +13,8 @@ from torch import Tensor
 
 from equipoise.data.federation import Dataset, Federation, Split
 from equipoise.data.partition import split_clients
-from equipoise.errors import EquipoiseError
+from equipoise.errors import require
 from equipoise.streams import Stream
-
-
-def _require(ok: bool, what: str, value: object, hint: str) -> None:
-    if not ok:
-        raise EquipoiseError(f"{what} is {value!r}", hint)
 
 
 def _blocks(sizes: Sequence[int]) -> list[Tensor]:
@@ -50,7 +45,7 @@ def eagle_synthetic(*, samples: int = 100, test: float = 0.2, validation: float 
     the 100 points (here: 60 train, 20 validation, 20 test, at random). The caption of its figure 5 says that clients 1
     and 2 share a separator; by the text, which is followed here, clients 0 and 1 do.
     """
-    _require(samples >= 2, "eagle-synthetic: samples", samples, "2 or more per client")
+    require(samples >= 2, "eagle-synthetic: samples", samples, "2 or more per client")
     stream = Stream(seed).child("data", "eagle-synthetic")
     client, sample = torch.arange(3)[:, None], torch.arange(samples)[None, :]
     y = (sample >= samples - samples // 2).to(torch.int64).expand(3, -1)
@@ -85,7 +80,7 @@ def fedtilt_toy(problem: int = 1, *, seed: int = 0) -> Federation:
     Departures: the paper's "100 data points from the both classes" is read as 100 of each, which gives all problems 200
     training points per client. Outliers are made in the training part only, so that tests measure the clean problem.
     """
-    _require(problem in _TOY_CENTRES, "fedtilt-toy: problem", problem, "1, 2 or 3")
+    require(problem in _TOY_CENTRES, "fedtilt-toy: problem", problem, "1, 2 or 3")
     stream = Stream(seed).child("data", "fedtilt-toy", problem)
     (train0, test0), (train1, test1) = _TOY_SIZES[problem]
     y = torch.cat([torch.full((n,), g) for n, g in ((train0, 0), (train1, 1), (test0, 0), (test1, 1))])
@@ -102,10 +97,10 @@ def fedtilt_toy(problem: int = 1, *, seed: int = 0) -> Federation:
 
 def _models(name: str, clients: int, dim: int, theta: float, tau: float, bad: int, tau_a: float, seed: int) -> Tensor:
     """[K, dim]: the clients' true models, N(theta, tau^2) for the benign, N(theta, tau_a^2) for the last `bad`."""
-    _require(clients >= 1, f"{name}: clients", clients, "1 or more")
-    _require(dim >= 1, f"{name}: the number of dimensions", dim, "1 or more")
-    _require(0 <= bad <= clients, f"{name}: malicious", bad, f"from 0 to all {clients} clients")
-    _require(tau >= 0 and tau_a >= 0, f"{name}: (tau, tau_a)", (tau, tau_a), "standard deviations, 0 or more")
+    require(clients >= 1, f"{name}: clients", clients, "1 or more")
+    require(dim >= 1, f"{name}: the number of dimensions", dim, "1 or more")
+    require(0 <= bad <= clients, f"{name}: malicious", bad, f"from 0 to all {clients} clients")
+    require(tau >= 0 and tau_a >= 0, f"{name}: (tau, tau_a)", (tau, tau_a), "standard deviations, 0 or more")
     client = torch.arange(clients)[:, None]
     spread = torch.where(client < clients - bad, tau, tau_a)
     return theta + spread * Stream(seed).child("data", name, "models").normal(client, torch.arange(dim))
@@ -153,8 +148,8 @@ def ditto_point(
     Departures: theta, which has a flat prior in the paper, is given; points may have `dim` > 1 dimensions, independent
     of each other. The paper's figures do not state their numbers; the defaults are ours.
     """
-    _require(samples >= 1, "ditto-point: samples", samples, "1 or more per client")
-    _require(sigma >= 0 and test >= 0, "ditto-point: (sigma, test)", (sigma, test), "0 or more")
+    require(samples >= 1, "ditto-point: samples", samples, "1 or more per client")
+    require(sigma >= 0 and test >= 0, "ditto-point: (sigma, test)", (sigma, test), "0 or more")
     models = ditto_point_truth(clients, dim=dim, theta=theta, tau=tau, malicious=malicious, tau_a=tau_a, seed=seed)
     client, sample = torch.arange(clients)[:, None, None], torch.arange(samples + test)[:, None]
     noise = Stream(seed).child("data", "ditto-point", "noise").normal(client, sample, torch.arange(dim))
@@ -204,11 +199,9 @@ def ditto_linear(
     Departures: theta is given, one number for all weights. Test inputs are N(0, b I), not orthogonalised: only their
     expected covariance is b I. The defaults are ours.
     """
-    _require(
-        samples >= features, "ditto-linear: samples", samples, f"at least features = {features}: X'X has full rank"
-    )
-    _require(b > 0, "ditto-linear: b", b, "above 0")
-    _require(sigma >= 0 and test >= 0, "ditto-linear: (sigma, test)", (sigma, test), "0 or more")
+    require(samples >= features, "ditto-linear: samples", samples, f"at least features = {features}: X'X has full rank")
+    require(b > 0, "ditto-linear: b", b, "above 0")
+    require(sigma >= 0 and test >= 0, "ditto-linear: (sigma, test)", (sigma, test), "0 or more")
     models = ditto_linear_truth(
         clients, features=features, theta=theta, tau=tau, malicious=malicious, tau_a=tau_a, seed=seed
     )
@@ -252,9 +245,9 @@ def leaf_synthetic(
     it makes no difference). One sample in ten is for test, as there; which ones is drawn at random.
     """
     name = "leaf-synthetic"
-    _require(alpha >= 0 and beta >= 0, f"{name}: (alpha, beta)", (alpha, beta), "0 or more")
-    _require(clients >= 1 and features >= 1, f"{name}: (clients, features)", (clients, features), "1 or more")
-    _require(classes >= 2, f"{name}: classes", classes, "2 or more")
+    require(alpha >= 0 and beta >= 0, f"{name}: (alpha, beta)", (alpha, beta), "0 or more")
+    require(clients >= 1 and features >= 1, f"{name}: (clients, features)", (clients, features), "1 or more")
+    require(classes >= 2, f"{name}: classes", classes, "2 or more")
     stream, client = Stream(seed).child("data", name), torch.arange(clients)
     sizes = (4.0 + 2.0 * stream.child("size").normal(client)).exp().to(torch.int64) + 50
     owner = torch.repeat_interleave(client, sizes)

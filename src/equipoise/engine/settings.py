@@ -9,14 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from equipoise.errors import EquipoiseError
+from equipoise.errors import require
 
 _STRICT = {"extra": "forbid", "strict": True}
-
-
-def _require(ok: bool, key: str, value: object, hint: str) -> None:
-    if not ok:
-        raise EquipoiseError(f"{key} is {value!r}", hint)
 
 
 @dataclass(frozen=True)
@@ -34,12 +29,12 @@ class Train:
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
-        _require(self.rounds >= 0, "train.rounds", self.rounds, "0 or more")
-        _require(self.epochs >= 1, "train.epochs", self.epochs, "1 or more")
-        _require(self.steps is None or self.steps >= 1, "train.steps", self.steps, "1 or more, or leave it out")
-        _require(self.batch >= 0, "train.batch", self.batch, "1 or more; 0 is the full batch")
-        _require(self.lr > 0, "train.lr", self.lr, "a step size above 0")
-        _require(0 < self.lr_decay <= 1, "train.lr_decay", self.lr_decay, "above 0, at most 1 (no decay)")
+        require(self.rounds >= 0, "train.rounds", self.rounds, "0 or more")
+        require(self.epochs >= 1, "train.epochs", self.epochs, "1 or more")
+        require(self.steps is None or self.steps >= 1, "train.steps", self.steps, "1 or more, or leave it out")
+        require(self.batch >= 0, "train.batch", self.batch, "1 or more; 0 is the full batch")
+        require(self.lr > 0, "train.lr", self.lr, "a step size above 0")
+        require(0 < self.lr_decay <= 1, "train.lr_decay", self.lr_decay, "above 0, at most 1 (no decay)")
 
 
 @dataclass(frozen=True)
@@ -58,11 +53,11 @@ class Participation:
 
     def __post_init__(self) -> None:
         both = self.per_round is not None and self.fraction is not None
-        _require(not both, "participation", (self.per_round, self.fraction), "give per_round or fraction, not both")
-        _require(self.per_round is None or self.per_round >= 1, "participation.per_round", self.per_round, "1 or more")
+        require(not both, "participation", (self.per_round, self.fraction), "give per_round or fraction, not both")
+        require(self.per_round is None or self.per_round >= 1, "participation.per_round", self.per_round, "1 or more")
         ok = self.fraction is None or 0 < self.fraction <= 1
-        _require(ok, "participation.fraction", self.fraction, "above 0, at most 1")
-        _require(0 <= self.dropout < 1, "participation.dropout", self.dropout, "from 0 up to (not including) 1")
+        require(ok, "participation.fraction", self.fraction, "above 0, at most 1")
+        require(0 <= self.dropout < 1, "participation.dropout", self.dropout, "from 0 up to (not including) 1")
 
 
 @dataclass(frozen=True)
@@ -82,10 +77,10 @@ class Admission:
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
-        _require(self.norm_cap is None or self.norm_cap > 0, "admission.norm_cap", self.norm_cap, "above 0")
-        _require(self.size_cap is None or self.size_cap >= 1, "admission.size_cap", self.size_cap, "1 or more")
-        _require(self.guard_width >= 1, "admission.guard_width", self.guard_width, "1 or more")
-        _require(self.quorum >= 1, "admission.quorum", self.quorum, "1 or more")
+        require(self.norm_cap is None or self.norm_cap > 0, "admission.norm_cap", self.norm_cap, "above 0")
+        require(self.size_cap is None or self.size_cap >= 1, "admission.size_cap", self.size_cap, "1 or more")
+        require(self.guard_width >= 1, "admission.guard_width", self.guard_width, "1 or more")
+        require(self.quorum >= 1, "admission.quorum", self.quorum, "1 or more")
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ class Run:
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
-        _require(0 <= self.seed < 2**63, "run.seed", self.seed, "0 or more, below 2^63")
-        _require(self.eval_every >= 0, "run.eval_every", self.eval_every, "0 or more")
-        _require(self.workers >= 1, "run.workers", self.workers, "1 or more")
-        _require(self.checkpoint_every >= 1, "run.checkpoint_every", self.checkpoint_every, "1 or more")
+        require(0 <= self.seed < 2**63, "run.seed", self.seed, "0 or more, below 2^63")
+        require(self.eval_every >= 0, "run.eval_every", self.eval_every, "0 or more")
+        require(self.workers >= 1, "run.workers", self.workers, "1 or more")
+        require(self.checkpoint_every >= 1, "run.checkpoint_every", self.checkpoint_every, "1 or more")

@@ -8,7 +8,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from equipoise.core import At, ClientRule, EquipoiseError, Mean, Method, Objective, Schedule, ServerRule, State, Stream
+from equipoise.core import At, ClientRule, Mean, Method, Objective, Schedule, ServerRule, State, Stream
+from equipoise.errors import require
 
 _OWN, _DONE = "adapted.own", "adapted.done"  # no base rule has such names
 
@@ -109,11 +110,6 @@ def adapted(name: str, last: ClientRule, base: Method | None, server: ServerRule
     under = base or Method()
     client = Adapted(under.client, last)
     return Method(f"{name}+{base.name}" if base else name, client, under.server if server is None else server)
-
-
-def require(ok: bool, what: str, value: object, hint: str) -> None:
-    if not ok:
-        raise EquipoiseError(f"{what} is {value!r}", hint)
 
 
 def require_strength(who: str, lam: float, at_zero: str) -> None:

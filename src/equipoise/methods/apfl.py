@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import At, ClientRule, Mean, Method, Objective, ServerRule, State, WeightedMean
-from equipoise.methods._personal import require
+from equipoise.errors import require
 
 
 @dataclass(frozen=True)

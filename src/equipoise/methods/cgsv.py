@@ -27,17 +27,8 @@ import torch
 from torch import Tensor
 
 from equipoise.core import Cohort, Method, Outcome, ServerRule, State, normalised
-from equipoise.methods.rffl import (
-    Largest,
-    OwnModel,
-    agreement,
-    enrolled,
-    largest,
-    no_reputations,
-    norms,
-    require,
-    weights,
-)
+from equipoise.errors import require
+from equipoise.methods.rffl import Largest, OwnModel, agreement, enrolled, largest, no_reputations, norms, weights
 
 LEAST = 1e-3
 """No reputation is smaller, before they are divided by their sum."""

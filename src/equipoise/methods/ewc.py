@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from equipoise.core import At, Forward, Mean, Method, Schedule, ServerRule, State, Stream
-from equipoise.methods._personal import Tuning, adapted, require, require_strength
+from equipoise.errors import require
+from equipoise.methods._personal import Tuning, adapted, require_strength
 
 Fisher = Literal["sample", "batch"]
 

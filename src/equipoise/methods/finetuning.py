@@ -14,7 +14,8 @@ Departures: none known. v_k descends the base method's objective, with the step 
 from dataclasses import dataclass
 
 from equipoise.core import Method, ServerRule
-from equipoise.methods._personal import Tuning, adapted, require
+from equipoise.errors import require
+from equipoise.methods._personal import Tuning, adapted
 
 
 @dataclass(frozen=True)

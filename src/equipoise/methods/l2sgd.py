@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from equipoise.core import At, ClientRule, Mean, Method, Objective, Schedule, ServerRule, State, Stream, WeightedMean
-from equipoise.methods._personal import require, require_strength
+from equipoise.errors import require
+from equipoise.methods._personal import require_strength
 
 Variant = Literal["coin", "local"]
 

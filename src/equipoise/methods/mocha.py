@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 
 from equipoise.core import At, Cohort, EquipoiseError, Method, Outcome, Schedule, ServerRule, State, Stream
-from equipoise.methods._personal import require, require_strength
+from equipoise.errors import require
+from equipoise.methods._personal import require_strength
 from equipoise.methods.local import Alone
 
 Models = Literal["any", "convex"]

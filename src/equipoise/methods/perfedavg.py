@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from equipoise.core import At, ClientRule, Mean, Method, Objective, Schedule, ServerRule, State, Stream, WeightedMean
-from equipoise.methods._personal import Adapted, require
+from equipoise.errors import require
+from equipoise.methods._personal import Adapted
 
 Variant = Literal["hf", "fo"]
 

@@ -33,7 +33,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from equipoise.core import At, Cohort, EquipoiseError, Layout, Method, Outcome, ServerRule, State, normalised
+from equipoise.core import At, Cohort, Layout, Method, Outcome, ServerRule, State, normalised
+from equipoise.errors import require
 from equipoise.methods.local import Alone
 
 Largest = Literal["tensor", "model"]
@@ -93,11 +94,6 @@ def largest(u: Tensor, quota: Tensor, layout: Layout, by: Largest) -> Tensor:
         count = (quota * len(order) * (1 - 1e-12)).ceil()  # what is a whole number up to rounding stays one
         out[:, part] = torch.where(rank < count[:, None], u[part], torch.zeros_like(u[part]))
     return out
-
-
-def require(ok: bool, what: str, value: object, hint: str) -> None:
-    if not ok:
-        raise EquipoiseError(f"{what} is {value!r}", hint)
 
 
 # ------------------------------------------------------------------------------------------------------ the rule

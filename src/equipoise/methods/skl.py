@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise.core import At, EquipoiseError, Forward, Mean, Method, ServerRule, State
-from equipoise.methods._personal import Tuning, adapted, require, require_strength
+from equipoise.errors import require
+from equipoise.methods._personal import Tuning, adapted, require_strength
 
 
 @dataclass(frozen=True)
