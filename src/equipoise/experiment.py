@@ -179,20 +179,22 @@ def execute(
     *,
     reached: Callable[[Stop], Tensor] | None = None,
     track: tracking.Tracker | None = None,
+    models: bool = True,
 ) -> Result:
     """Run it to the end, from the last checkpoint in `out` if there is one; a finished run is only read.
 
     `reached` gives the models that clients reach alone, where somebody keeps them; else they are trained if need be.
+    Without `models`, a run without a folder gives back only its tables: hundreds of personal models may fill a memory.
     """
     simulation = Simulation(experiment.scenario, experiment.method, experiment.run)
     simulation.simulator.reached = reached
     record = experiment.config.encode() or _described(experiment).encode()
-    folder = RunFolder.create(out, record, environment(simulation)) if out else MemoryRun(record)
+    folder = RunFolder.create(out, record, environment(simulation)) if out else MemoryRun(record, models)
     try:
         if isinstance(folder, RunFolder) and folder.finished:
             return load_result(folder.path)
         with tracking.Tracked(track, "", _params(experiment)) as tracked:
-            result = _Course(experiment, simulation, folder, progress, tracked).finish()
+            result = Course(experiment, simulation, folder, progress, tracked).finish()
             tracked.done(result.summary())
             return result
     finally:
@@ -210,7 +212,7 @@ def resume(
     return execute(build(configs.load(text)), out, progress, track=track)
 
 
-class _Course:
+class Course:
     """The rounds of one run, with what is written between them."""
 
     def __init__(
@@ -258,7 +260,7 @@ class _Course:
                     raise Interrupted(getattr(self.folder, "path", None), simulation.round)
         if not self.series:  # no round at all: what was asked for is the initial model
             self._evaluate()
-        personal = simulation.personal()
+        personal = simulation.personal() if self.folder.models else None
         own = None if personal is None else dict(zip(personal[0].tolist(), personal[1], strict=True))
         return self.folder.finish(self._summary(), simulation.server.w, own, simulation.server.layout)
 

@@ -12,19 +12,19 @@ LAYERS = [
     {"errors", "streams", "layout", "losses", "files", "weighting"},
     {"at"},
     {"core", "threat"},
-    {"objectives", "solvers"},
+    {"objectives", "solvers", "history"},
     {"methods", "aggregators", "attacks", "data", "models", "metrics"},
     {"engine"},
     {"contract", "registry", "results"},
     {"config"},
     {"experiment", "standalone", "tracking"},
     {"audit"},
-    {"report"},
+    {"report", "reproduce"},
     {"cli", "demo", "flower"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BARE = [
-    *("objectives", "solvers", "errors", "streams", "layout", "at", "core", "threat"),
+    *("objectives", "solvers", "history", "errors", "streams", "layout", "at", "core", "threat"),
     *("losses", "models", "metrics", "files", "weighting"),
 ]
 BLOCKED = ["pydantic", "typer", "click", "rich", "pooch", "pyarrow", "plotly", "scipy", "pandas", "sklearn", "flwr"]

@@ -69,7 +69,7 @@ def optima(plan: Plan, seed: int, out: Path) -> Optima:
 
 def federation(plan: Plan, seed: int) -> Federation:
     """The data of a seed's cells."""
-    return _built(configs.dump(next(c for c in plan.cells if c.seed == seed).config)).scenario.federation
+    return built(configs.dump(next(c for c in plan.cells if c.seed == seed).config)).scenario.federation
 
 
 def _claim(plan: Plan, out: Path) -> None:
@@ -85,7 +85,7 @@ def _claim(plan: Plan, out: Path) -> None:
 _shared: dict[str, Federation] = {}
 
 
-def _built(text: str) -> experiment.Experiment:
+def built(text: str) -> experiment.Experiment:
     """As experiment.build, but jobs that follow each other with the same data share it."""
     config = configs.load(text)
     key = repr(config.data)
@@ -100,7 +100,7 @@ def run_cell(text: str, path: Path, out: Path) -> None:
 
     The first cell that asks for it computes all of it, so that no result depends on which cell that was.
     """
-    made = _built(text)
+    made = built(text)
 
     @cache
     def reached(stop: Stop) -> Tensor:
@@ -115,7 +115,7 @@ def _alone(text: str, stop: Stop, out: Path) -> None:
 
 def alone(text: str, stop: Stop, out: Path) -> Optima:
     """What every client of a config reaches alone, kept below `out`."""
-    return _optima(_built(text), stop, out)
+    return _optima(built(text), stop, out)
 
 
 def _optima(made: experiment.Experiment, stop: Stop, out: Path) -> Optima:

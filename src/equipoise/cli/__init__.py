@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from equipoise.cli import audits, data, deploy, doctor, parts, runs
+from equipoise.cli import audits, data, deploy, doctor, parts, reproduce, runs
 
 app = typer.Typer(
     name="equipoise",
@@ -22,6 +22,7 @@ app.command("audit")(audits.audit)
 app.command("report")(audits.report)
 app.command("sweep")(audits.sweep)
 app.command("advise")(audits.advise)
+app.command("reproduce")(reproduce.reproduce)
 app.command("list")(parts.list_parts)
 app.command("show")(parts.show)
 app.command("check")(parts.check)

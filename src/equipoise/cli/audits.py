@@ -68,7 +68,7 @@ def audit(
         put_table(("method", "attack", "seed"), [(c.method, c.attack, str(c.seed)) for c in plan.cells])
         return
     with steps(quiet) as report:
-        errors = run_audit(plan, folder, workers=workers or _cores(), own=own or (), report=report)
+        errors = run_audit(plan, folder, workers=workers or cores(), own=own or (), report=report)
     data = gather(plan, folder, errors)
     if tracker:
         record(data, tracker)
@@ -135,7 +135,7 @@ def sweep(
         registry.load_file(path, "methods")
     grid, folder = load(config, overrides or ()), out or Path("runs") / config.stem
     with steps(quiet) as report:
-        chosen = run(grid, folder, workers=workers or _cores(), own=own or (), report=report)
+        chosen = run(grid, folder, workers=workers or cores(), own=own or (), report=report)
     if as_json:
         put_json({"chosen": dict(chosen.settings), "criterion": chosen.criterion, "summary": chosen.result.summary()})
         return
@@ -185,7 +185,7 @@ def _tell(paths: Sequence[Path]) -> None:
         say(str(path.resolve()))
 
 
-def _cores() -> int:
+def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -30,6 +30,8 @@ _BEFORE_CONFIG = {".lock", "environment.json", "status.json", "log.txt"}
 class RunFolder:
     """One run on the disk. `create` for the one writer, `open` for readers."""
 
+    models = True
+
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._lock = files.Lock(self.path)

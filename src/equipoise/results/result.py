@@ -52,8 +52,8 @@ def parse_config(config: bytes) -> dict[str, Any]:
 class MemoryRun:
     """A run without a folder: the same calls as a RunFolder, and nothing touches the disk."""
 
-    def __init__(self, config: bytes = b"") -> None:
-        self.config = config
+    def __init__(self, config: bytes = b"", models: bool = True) -> None:
+        self.config, self.models = config, models
         self.parts: tuple[tuple[str, str], ...] = ()
         self._rows = Rows()
 
@@ -84,4 +84,5 @@ class MemoryRun:
         own = None if personal is None else {int(k): personal[k].detach().cpu().clone() for k in sorted(personal)}
         rounds, clients = table_of(self._rows.rounds_table()), table_of(self._rows.clients_table())
         plain = json.loads(files.encode_json(summary))
-        return Result(clients, rounds, plain, model.detach().cpu().clone(), own, parse_config(self.config))
+        kept = model.detach().cpu().clone() if self.models else None
+        return Result(clients, rounds, plain, kept, own, parse_config(self.config))

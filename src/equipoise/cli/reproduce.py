@@ -1,0 +1,108 @@
+"""The command that runs published tables again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.cli.audits import Workers, cores, steps
+from equipoise.cli.runs import SetOption
+from equipoise.cli.terminal import FAILED, Quiet, Verbose, guarded, put, put_table, say
+from equipoise.errors import EquipoiseError
+
+
+@guarded
+def reproduce(
+    tables: Annotated[list[str] | None, typer.Argument(help="PAPER or PAPER/TABLE; none: list them.")] = None,
+    scale: Annotated[float, typer.Option(help="The share of every run's rounds.")] = 1.0,
+    seeds: Annotated[str | None, typer.Option(help="0..4 or 0,3,7, for all rows. Default: the table's.")] = None,
+    rows: Annotated[str | None, typer.Option(help="Only these rows, by name, with commas between.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Only these columns.")] = None,
+    overrides: SetOption = None,
+    out: Annotated[Path, typer.Option(help="Where measurements are kept.")] = Path("runs/reproduce"),
+    experiments: Annotated[Path | None, typer.Option(help="The folder of tables. Default: ours.")] = None,
+    page: Annotated[Path | None, typer.Option(help="The results page. Default: OUT/PAPER.md.")] = None,
+    workers: Workers = None,
+    minutes: Annotated[float | None, typer.Option(help="Start no run after so many minutes.")] = None,
+    only_show: Annotated[bool, typer.Option("--show", help="Run nothing; show and write what is there.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run the tables of the papers again and set ours beside theirs, with a verdict for every cell and claim.
+
+    What was measured before is not run again; a command that was stopped goes on when it is given once more.
+
+    \b
+    Examples:
+      equipoise reproduce
+      equipoise reproduce fedlf/table1 --scale 0.1 --seeds 0..4
+      equipoise reproduce ditto --minutes 30 --set run.device=cuda
+    """
+    from equipoise.reproduce import home, load, matching, names, run
+    from equipoise.reproduce.runner import Wanted
+
+    folder = experiments or home()
+    if not tables:
+        put_table(("table", "title"), [(name, load(name, folder).head.title) for name in names(folder)])
+        return
+    chosen = [load(name, folder) for name in matching(tables, folder)]
+    wanted = Wanted(_positive(scale), _seeds(seeds), _names(rows), _names(columns), tuple(overrides or ()))
+    errors: dict[str, str] = {}
+    if not only_show:
+        with steps(quiet) as report:
+            errors = run(chosen, out, wanted, workers=workers or cores(), minutes=minutes, report=report)
+    for table in chosen:
+        _show(table.name, folder, out)
+    for name in dict.fromkeys(t.name.split("/")[0] for t in chosen):
+        _write(name, folder, out, page)
+    for name, error in errors.items():
+        say(f"failed: {name}: {error}")
+    if errors:
+        raise typer.Exit(FAILED)
+
+
+def _show(name: str, folder: Path, out: Path) -> None:
+    from equipoise.reproduce import Record, load
+    from equipoise.reproduce.page import grid
+    from equipoise.reproduce.verdicts import found, held
+
+    table = load(name, folder)
+    ours = found(table, Record(table, out))
+    put(f"\n{table.head.title}")
+    put_table(*grid(table, ours))
+    for claim in held(table, ours):
+        put(f"{claim.verdict}: {claim.claim.says}" + (f" ({claim.why})" if claim.why else ""))
+
+
+def _write(paper: str, folder: Path, out: Path, page: Path | None) -> None:
+    from equipoise.reproduce import load, matching
+    from equipoise.reproduce.page import write
+
+    about = folder / paper / "about.md"
+    text = about.read_text(encoding="utf-8") if about.is_file() else ""
+    tables = [load(name, folder) for name in matching([paper], folder)]
+    say(f"page: {write(tables, out, page or out / f'{paper}.md', text).resolve()}")
+
+
+def _positive(scale: float) -> float:
+    if not 0 < scale <= 1:
+        raise EquipoiseError(f"--scale is {scale}", "above 0, at most 1")
+    return scale
+
+
+def _names(text: str | None) -> list[str] | None:
+    return [name.strip() for name in text.split(",")] if text else None
+
+
+def _seeds(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    span = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", text)
+    if span:
+        return list(range(int(span[1]), int(span[2]) + 1))
+    if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text):
+        raise EquipoiseError(f"--seeds is {text!r}", "such as 0..4 or 0,3,7")
+    return [int(part) for part in text.split(",")]

@@ -1,0 +1,130 @@
+"""The results of a paper's tables as a page of Markdown: a function of the tables and the record, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from equipoise import files
+from equipoise.reproduce.record import Entry, Record
+from equipoise.reproduce.tables import Table
+from equipoise.reproduce.verdicts import Found, found, held
+
+MARKS = {"agrees": " ≈", "higher": " ↑", "lower": " ↓"}
+_LEGEND = (
+    "Every cell: published, then ours (mean ± sample deviation over seeds). ≈ agrees with the published number, to the "
+    "tolerance given with the table or within two standard errors; ↑ ours is higher; ↓ ours is lower; – not given, or "
+    "not measured."
+)
+
+
+def write(tables: Sequence[Table], out: Path, path: Path, about: str = "") -> Path:
+    """The page of one paper's tables, from what was measured under `out`."""
+    parts = [about.strip() or f"# {tables[0].name.split('/')[0]}: published tables, run again", _LEGEND]
+    parts += [section(table, Record(table, out)) for table in tables]
+    files.make_folder(path.parent)
+    files.write_atomic(path, ("\n\n".join(parts) + "\n").encode())
+    return path
+
+
+def section(table: Table, record: Record) -> str:
+    """One table: where it comes from, ours and theirs, claims, what was chosen, remarks."""
+    ours = found(table, record)
+    entries = [e for key, cell in ours.items() if key[2] == table.head.measures[0] for e in cell.entries]
+    lines = [f"## {table.head.title}", f"{table.head.source}. {_how(table, entries)}"]
+    lines.append(markdown(*grid(table, ours)))
+    if table.head.claims:
+        rows = [(h.claim.says, h.verdict, h.why or "–") for h in held(table, ours)]
+        lines.append(markdown(("claim", "verdict", "where it does not"), rows))
+    lines += [f"- {text}" for text in [*_chosen(table, ours), *table.head.remarks]]
+    return "\n\n".join(lines).replace("\n\n- ", "\n- ").replace("|\n- ", "|\n\n- ")
+
+
+def grid(table: Table, ours: dict[tuple[str, str, str], Found]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: two columns for every column of the paper's."""
+    head, measures = table.head, table.head.measures
+    columns = [c for c in head.columns if any(key[1] == c for key in ours)]
+    headings = ["", *(f"{head.columns[c].title}, {who}" for c in columns for who in ("published", "ours")), "runs"]
+    rows = []
+    for name, row in head.rows.items():
+        cells = [[ours.get((name, c, m)) for m in measures] for c in columns]
+        texts = [text for group in cells for text in (_all(group, _theirs), _all(group, _own))]
+        rows.append([row.title, *texts, _runs(head.measures, name, columns, ours, table)])
+    return headings, rows
+
+
+def _all(group: Sequence[Found | None], text: Any) -> str:
+    """Several measures as "first (second, third)"; a dash for none."""
+    told = ["–" if cell is None else text(cell) for cell in group]
+    if all(t == "–" for t in told):
+        return "–"
+    return told[0] + (f" ({', '.join(told[1:])})" if told[1:] else "")
+
+
+def _theirs(cell: Found) -> str:
+    return "–" if cell.published is None else number(cell.published)
+
+
+def _own(cell: Found) -> str:
+    if not cell.values:
+        return "–"
+    spread = "" if cell.deviation != cell.deviation else f" ± {number(cell.deviation)}"
+    return number(cell.mean) + spread + MARKS.get(cell.verdict, "")
+
+
+def number(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.2f}" if abs(value) < 1000 else f"{value:.3g}"
+
+
+def _runs(
+    measures: Sequence[str], row: str, columns: Sequence[str], ours: dict[tuple[str, str, str], Found], table: Table
+) -> str:
+    """How many seeds, and of how many rounds if fewer than the paper's."""
+    told = []
+    for column in columns:
+        cell = ours.get((row, column, measures[0]))
+        if cell is None or not cell.entries:
+            continue
+        entry = cell.entries[0]
+        few = "" if entry["scale"] == 1 else f" × {entry['rounds']} rounds"
+        told.append(f"{len(cell.entries)}{few}")
+    return told[0] if told and len(set(told)) == 1 else ", ".join(told) or "–"
+
+
+def _how(table: Table, entries: Sequence[Entry]) -> str:
+    if not entries:
+        return f"Not measured yet: `equipoise reproduce {table.name}`."
+    names = ("commit", "device", "day")
+    commits, devices, days = (sorted({str(e.get(n)) for e in entries if e.get(n)}) for n in names)
+    within = ", ".join(f"{m} to {v:g}" for m, v in table.head.within.items())
+    seeds = f"{len({e['seed'] for e in entries})} seeds at most"
+    told = [f"`equipoise reproduce {table.name}`", f"measures {', '.join(table.head.measures)}", seeds]
+    if within:
+        told.append(f"agreement means {within}")
+    told += [f"{what} {', '.join(values)}" for what, values in (("commit", commits), ("on", devices)) if values]
+    return "; ".join([*told, ", ".join(days)]) + "."
+
+
+def _chosen(table: Table, ours: dict[tuple[str, str, str], Found]) -> list[str]:
+    """What every row's grid came to, column by column."""
+    lines = []
+    for name, row in table.head.rows.items():
+        told = []
+        for column in table.head.columns:
+            cell = ours.get((name, column, table.head.measures[0]))
+            values = cell.entries[0].get("chosen") if cell and cell.entries else None
+            if values:
+                told.append("/".join(f"{v:g}" if isinstance(v, int | float) else str(v) for v in values.values()))
+        if told:
+            keys = "/".join(k.split(".")[-1] for k in {**table.head.grid, **row.grid})
+            lines.append(f"{row.title} {keys} {', '.join(told)}")
+    choose = table.head.choose
+    rounds = f", {choose.rounds} rounds" if choose.rounds else ""
+    how = f"Chosen on validation data ({choose.validation:g} of the training samples, seed {choose.seed}{rounds})"
+    return [f"{how}: {'; '.join(lines)}."] if lines else []
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)

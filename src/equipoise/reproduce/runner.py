@@ -1,0 +1,167 @@
+"""Carries the cells of tables out, side by side, the grids first; a cell that was measured is not run again.
+
+Every run leaves its entry in a file of its own, which the record takes in: a kill at any point loses only the runs that
+were going on.
+"""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise import config as configs
+from equipoise import experiment, files
+from equipoise.audit.runner import Step, built, execute_all
+from equipoise.reproduce.measures import Finished, measure, validated
+from equipoise.reproduce.record import Entry, Record, final, leave, trial
+from equipoise.reproduce.tables import Cell, Table
+from equipoise.standalone import ExtraEpoch
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which cells to run, and how."""
+
+    scale: float = 1.0
+    """The share of the rounds."""
+    seeds: Sequence[int] | None = None
+    rows: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
+    sets: Sequence[str] = ()
+    """Changes to every run that do not change its numbers by much: run.device=cuda."""
+
+    def cells(self, table: Table) -> Iterable[Cell]:
+        """The table's cells that are wanted; with seeds of one's own, every row has these."""
+        seen = set()
+        for cell in table.cells:
+            if (self.rows and cell.row not in self.rows) or (self.columns and cell.column not in self.columns):
+                continue
+            for seed in (cell.seed,) if self.seeds is None else self.seeds:
+                if (cell.row, cell.column, seed) not in seen:
+                    seen.add((cell.row, cell.column, seed))
+                    yield replace(cell, seed=seed)
+
+
+def run(
+    tables: Sequence[Table],
+    out: Path,
+    wanted: Wanted = Wanted(),
+    *,
+    workers: int = 1,
+    minutes: float | None = None,
+    report: Callable[[Step], None] | None = None,
+) -> dict[str, str]:
+    """Measure what is not measured yet; what went wrong, by the name of the run. No run starts after `minutes`."""
+    deadline = time.time() + 60 * minutes if minutes is not None else float("inf")
+    files.make_folder(out)
+    with files.Lock(out):
+        records = {table.name: Record(table, out) for table in tables}
+        errors: dict[str, str] = {}
+        for make in (_trials, _finals):
+            jobs: dict[str, Callable[[], None]] = {}
+            home: dict[str, Record] = {}
+            for table in tables:
+                record = records[table.name]
+                for name, job in make(table, wanted, record, out):
+                    jobs[name], home[name] = partial(_before, deadline, job), record
+            errors |= execute_all(jobs, workers, (), partial(_ended, home, report))
+        return errors
+
+
+def _ended(home: Mapping[str, Record], report: Callable[[Step], None] | None, step: Step) -> None:
+    home[step.what].take_in()
+    if report:
+        report(step)
+
+
+Job = tuple[str, Callable[[], None]]
+
+
+def _trials(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Job]:
+    choose, seen = table.head.choose, set()
+    for cell in wanted.cells(table):
+        if len(cell.grid) == 1 or (cell.row, cell.column) in seen:
+            continue
+        seen.add((cell.row, cell.column))
+        for i, tried in enumerate(cell.grid):
+            head = trial(cell, tried, wanted.scale)
+            if record.has(head):
+                continue
+            sets = [f"data.validation={choose.validation}", "run.splits=validation", "run.eval_every=0"]
+            if choose.rounds is not None:
+                sets.append(f"train.rounds={max(1, round(choose.rounds * wanted.scale))}")
+            config = replace(cell, seed=choose.seed).config(tried, wanted.scale, [*sets, *wanted.sets])
+            job = partial(_try, configs.dump(config), choose.by, cell.extra_epoch, head, record.inbox)
+            yield f"{table.name} {cell.row} {cell.column} choice {i + 1} of {len(cell.grid)}", job
+
+
+def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Job]:
+    for cell in wanted.cells(table):
+        head, chosen = final(cell, wanted.scale), record.chosen(cell, wanted.scale)
+        if record.has(head) or chosen is None:
+            continue
+        config = cell.config(chosen, wanted.scale, wanted.sets)
+        wants = Wants(tuple(table.head.measures), cell.extra_epoch, out / "alone")
+        job = partial(_measure, configs.dump(config), wants, {**head, "chosen": chosen}, record.inbox)
+        yield f"{table.name} {cell.row} {cell.column} seed {cell.seed}", job
+
+
+# ------------------------------------------------------------------------------------------------ in the processes
+
+
+def _before(deadline: float, job: Callable[[], None]) -> None:
+    if time.time() < deadline:
+        job()
+
+
+def _made(text: str, extra_epoch: bool) -> experiment.Experiment:
+    made = built(text)
+    if extra_epoch:
+        made = replace(made, method=replace(made.method, client=ExtraEpoch(made.method.client)))
+    return made
+
+
+def _try(text: str, by: str, extra_epoch: bool, head: Entry, inbox: Path) -> None:
+    result = experiment.execute(_made(text, extra_epoch), models=False)
+    leave(inbox, {**head, "score": validated(result, by)})
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a cell is asked for."""
+
+    measures: Sequence[str]
+    extra_epoch: bool
+    cache: Path
+
+
+def _measure(text: str, wants: Wants, head: Entry, inbox: Path) -> None:
+    began, made = time.monotonic(), _made(text, wants.extra_epoch)
+    result = experiment.execute(made, models=False)
+    seconds, summary = time.monotonic() - began, result.summary()
+    numbers = measure(Finished(made, result, wants.cache), wants.measures)
+    ran = {"rounds": summary["rounds"], "stopped": summary["stopped"], "seconds": round(seconds, 1)}
+    leave(inbox, {**head, **ran, "numbers": numbers, **_with()})
+
+
+def _with() -> dict[str, Any]:
+    """With what it was measured."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {"commit": _commit(), "device": device, "torch": torch.__version__, "day": f"{datetime.date.today()}"}
+
+
+def _commit() -> str | None:
+    """Of the repository that the package lies in, if it lies in one."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

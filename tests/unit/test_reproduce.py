@@ -1,0 +1,213 @@
+"""Published tables: read strictly, run once, kept, and judged as they say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from equipoise import files
+from equipoise.errors import EquipoiseError
+from equipoise.reproduce import Record, home, load, matching, names, run
+from equipoise.reproduce.page import write
+from equipoise.reproduce.record import final, leave
+from equipoise.reproduce.runner import Wanted
+from equipoise.reproduce.tables import Cell, Table, merged
+from equipoise.reproduce.verdicts import found, held
+
+TABLE = """
+title = "A table"
+source = "Nobody, Table 1"
+measures = ["accuracy_mean", "angle"]
+within = { accuracy_mean = 0.05 }
+choose = { validation = 0.2, rounds = 1 }
+
+[run.data]
+dataset = "digits"
+clients = 6
+[run.model]
+kind = "linear"
+[run.train]
+rounds = 2
+batch = 0
+[run.run]
+eval_every = 0
+
+[columns.iid]
+title = "iid"
+[columns.skewed]
+title = "skewed"
+set.data.partition = { kind = "dirichlet", alpha = 0.5 }
+
+[rows.fedavg]
+title = "FedAvg"
+set.method = { name = "fedavg" }
+grid = { "train.lr" = [0.01, 0.1] }
+[rows.fedprox]
+title = "FedProx"
+set.method = { name = "fedprox", mu = 0.1 }
+at.skewed.method.mu = 1.0
+seeds = [0, 1]
+
+[[claims]]
+says = "FedProx is better"
+measure = "accuracy_mean"
+more = "fedprox"
+"""
+PUBLISHED = "[one.iid]\nfedavg = [0.5, 0.2]\nfedprox = [0.9]\n"
+
+
+def folder_with(path: Path, table: str = TABLE, published: str = PUBLISHED) -> Path:
+    (path / "nobody").mkdir(parents=True)
+    (path / "nobody" / "one.toml").write_text(table)
+    (path / "nobody" / "published.toml").write_text(published)
+    return path
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return load("nobody/one", folder_with(tmp_path / "experiments"))
+
+
+def entry(cell: Cell, accuracy: float, scale: float = 1.0) -> dict[str, object]:
+    return {**final(cell, scale), "rounds": 2, "numbers": {"accuracy_mean": accuracy, "angle": None}}
+
+
+def test_a_cell_is_the_run_with_the_columns_and_then_the_rows_settings(table: Table) -> None:
+    cells = {(c.row, c.column, c.seed): c for c in table.cells}
+    assert len(cells) == 6
+    config = cells["fedprox", "skewed", 1].config()
+    assert (config.method.params["mu"], config.data.partition["alpha"], config.run.seed) == (1.0, 0.5, 1)
+    assert cells["fedprox", "iid", 0].config().method.params["mu"] == 0.1
+    assert cells["fedavg", "iid", 0].config({"train.lr": 0.1}, 0.5).train.lr == 0.1
+    assert cells["fedavg", "iid", 0].config(rounds=0.5).train.rounds == 1
+
+
+def test_a_named_table_replaces_and_any_other_is_merged() -> None:
+    first = {"method": {"name": "a", "x": 1}, "train": {"lr": 1, "batch": 2}}
+    over = merged(first, {"method": {"name": "b"}, "train": {"lr": 3}}, {"method": {"y": 2}})
+    assert over == {"method": {"name": "b", "y": 2}, "train": {"lr": 3, "batch": 2}}
+    assert first["method"] == {"name": "a", "x": 1}
+
+
+def test_every_cell_is_run_once_its_grid_decided_without_the_test_split(table: Table, tmp_path: Path) -> None:
+    seen: list[str] = []
+    assert run([table], tmp_path / "out", report=lambda step: seen.append(step.what)) == {}
+    assert len(seen) == 4 + 6
+    record = Record(table, tmp_path / "out")
+    trials = [e for e in record.entries.values() if e["seed"] is None]
+    assert len(trials) == 4
+    assert all("numbers" not in e and 0 <= e["score"] <= 1 for e in trials)
+    best = max((e for e in trials if e["column"] == "iid"), key=lambda e: e["score"])
+    assert record.of("fedavg", "iid", table.cells)[0]["chosen"] == best["tried"]
+    seen.clear()
+    before = record.path.read_bytes()
+    run([table], tmp_path / "out", Wanted(scale=0.5), report=lambda step: seen.append(step.what))
+    assert seen == []
+    assert record.path.read_bytes() == before
+
+
+def test_no_run_starts_after_its_time_and_what_is_left_is_run_later(table: Table, tmp_path: Path) -> None:
+    run([table], tmp_path, minutes=0)
+    assert not Record(table, tmp_path).entries
+    run([table], tmp_path, Wanted(rows=["fedprox"], columns=["iid"], seeds=[5]))
+    assert [e["seed"] for e in Record(table, tmp_path).of("fedprox", "iid", table.cells)] == [5]
+
+
+def test_a_failing_cell_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    text = TABLE.replace('measures = ["accuracy_mean", "angle"]', 'measures = ["accuracy_mean", "nonsense"]')
+    table = load("nobody/one", folder_with(tmp_path / "e", text))
+    errors = run([table], tmp_path, Wanted(rows=["fedprox"], columns=["iid"]))
+    assert len(errors) == 2
+    assert all("nonsense" in text for text in errors.values())
+
+
+def test_entries_left_by_a_killed_process_are_taken_in(table: Table, tmp_path: Path) -> None:
+    record, cell = Record(table, tmp_path), table.cells[0]
+    leave(record.inbox, entry(cell, 0.5))
+    again = Record(table, tmp_path)
+    assert again.of(cell.row, cell.column, table.cells)[0]["numbers"]["accuracy_mean"] == 0.5
+    assert not again.inbox.exists()
+    assert len(files.read_json(again.path)["entries"]) == 1
+
+
+def test_a_changed_setting_makes_old_entries_invisible(table: Table, tmp_path: Path) -> None:
+    leave(Record(table, tmp_path).inbox, entry(table.cells[0], 0.5))
+    changed = load("nobody/one", folder_with(tmp_path / "changed", TABLE.replace("rounds = 2", "rounds = 3")))
+    assert Record(changed, tmp_path).of("fedavg", "iid", changed.cells) == []
+
+
+@pytest.mark.parametrize(
+    ("fedavg", "fedprox", "verdict", "claim"),
+    [
+        (0.52, 0.6, "agrees", "holds in part"),
+        (0.7, 0.9, "higher", "holds in part"),
+        (0.3, 0.1, "lower", "does not hold"),
+    ],
+)
+def test_verdicts(table: Table, tmp_path: Path, fedavg: float, fedprox: float, verdict: str, claim: str) -> None:
+    record = Record(table, tmp_path)
+    for cell in table.cells:
+        other = 0.0 if cell.column == "skewed" else fedprox
+        leave(record.inbox, entry(cell, fedavg if cell.row == "fedavg" else other))
+    record.take_in()
+    ours = found(table, record)
+    assert ours["fedavg", "iid", "accuracy_mean"].verdict == verdict
+    assert ours["fedavg", "skewed", "accuracy_mean"].verdict == ""
+    assert ours["fedavg", "iid", "angle"].verdict == "not measured"
+    assert [h.verdict for h in held(table, ours)] == [claim]
+
+
+def test_the_largest_scale_is_what_is_shown(table: Table, tmp_path: Path) -> None:
+    record, cell = Record(table, tmp_path), table.cells[0]
+    for scale, accuracy in ((0.1, 0.2), (1.0, 0.8), (0.5, 0.4)):
+        leave(record.inbox, entry(cell, accuracy, scale))
+    record.take_in()
+    assert found(table, record)[cell.row, cell.column, "accuracy_mean"].values == (0.8,)
+
+
+def test_the_page_is_a_function_of_table_and_record(table: Table, tmp_path: Path) -> None:
+    record = Record(table, tmp_path)
+    leave(record.inbox, entry(table.cells[0], 0.52))
+    record.take_in()
+    pages = [write([table], tmp_path, tmp_path / name).read_text() for name in ("a.md", "b.md")]
+    assert pages[0] == pages[1]
+    assert "| FedAvg | 0.500 (0.200) | 0.520 ≈ (–) |" in pages[0]
+    assert "not measured" in pages[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('more = "fedprox"', 'more = "fedporx"', "fedporx"),
+        ('more = "fedprox"', "", "less, more"),
+        ('measure = "accuracy_mean"', 'measure = "accuracy"', "accuracy"),
+        ("mu = 0.1", "mu = -1.0", "mu"),
+        ("at.skewed", "at.skew", "skew"),
+        ("clients = 6", "clientz = 6", "clientz"),
+        ("title = ", "titel = ", "title is missing"),
+    ],
+)
+def test_mistakes_in_a_table_are_named(tmp_path: Path, old: str, new: str, told: str) -> None:
+    folder = folder_with(tmp_path, TABLE.replace(old, new, 1))
+    with pytest.raises(EquipoiseError, match=told):
+        load("nobody/one", folder)
+
+
+@pytest.mark.parametrize(
+    "published", ["[one.odd]\nfedavg = [1]\n", "[one.iid]\nodd = [1]\n", "[one.iid]\nfedavg = 1\n"]
+)
+def test_published_numbers_must_belong_to_the_table(tmp_path: Path, published: str) -> None:
+    with pytest.raises(EquipoiseError, match=r"published\.toml"):
+        load("nobody/one", folder_with(tmp_path, published=published))
+
+
+def test_an_unknown_table_is_told_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(EquipoiseError, match="nobody/one"):
+        matching(["nobody/on"], folder_with(tmp_path))
+
+
+@pytest.mark.parametrize("name", names(home()))
+def test_every_table_of_ours_can_be_run(name: str) -> None:
+    table = load(name, home())
+    assert table.published, "a table without published numbers compares with nothing"
+    assert json.dumps([c.key for c in table.cells])
