@@ -7,6 +7,7 @@ were going on.
 from __future__ import annotations
 
 import datetime
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -159,7 +160,9 @@ def _with() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Of the repository that the package lies in, if it lies in one."""
+    """Of the repository that the package lies in, or as the environment says where it lies in none."""
+    if "EQUIPOISE_COMMIT" in os.environ:
+        return os.environ["EQUIPOISE_COMMIT"]
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
