@@ -1,12 +1,14 @@
 """What every test may rely on: one thread, and hypothesis runs that repeat."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from equipoise import registry
+from equipoise.at import Stop
+from equipoise.engine.clients import Executor
 
 torch.set_num_threads(1)
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -18,3 +20,14 @@ def no_parts_left_behind() -> Iterator[None]:
     """A method file that one test loads is not there in the next."""
     yield
     registry._OWN.clear()
+
+
+@pytest.fixture
+def one_epoch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that train alone do so for one epoch: for tests of equality, not of convergence."""
+    fit: Callable[..., torch.Tensor] = Executor.fit_alone
+
+    def short(self: Executor, *args: object) -> torch.Tensor:
+        return fit(self, *(Stop(window=1, cap=1) if isinstance(a, Stop) else a for a in args))
+
+    monkeypatch.setattr(Executor, "fit_alone", short)

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from equipoise import contract, registry
-from equipoise.at import Stop
 from equipoise.core import Cohort, Filter, Method, ServerRule, chain
-from equipoise.engine.clients import Executor
 from equipoise.engine.run import Simulation
 from equipoise.errors import EquipoiseError
 
@@ -24,17 +21,6 @@ THOROUGH = ("fedavg", "fedprox", "fedtilt", "ditto", "fedlf", "eagle", "rffl")
 """Methods that are tried with every rule each time; the others with a few, and with every one in the slow tests."""
 FEW = ("coordinate-median", "krum", "centred-clipping")
 ROUNDS = 2
-
-
-@pytest.fixture(autouse=True)
-def _little_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What clients reach alone is the same with every rule; here an epoch of it is enough."""
-    whole = Executor.fit_alone
-
-    def short(self: Executor, *args: Any) -> Tensor:
-        return whole(self, *(Stop(window=1, cap=1) if isinstance(a, Stop) else a for a in args))
-
-    monkeypatch.setattr(Executor, "fit_alone", short)
 
 
 def takes_any_server(name: str) -> bool:

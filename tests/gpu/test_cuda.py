@@ -1,7 +1,6 @@
 """On a CUDA device: the same numbers as on the CPU, for every executor, method and attack there is."""
 
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 import torch
@@ -9,10 +8,8 @@ from torch import Tensor
 
 from equipoise import contract, registry
 from equipoise.aggregators import CoordinateMedian
-from equipoise.at import Stop
 from equipoise.attacks import LabelNoise, SignFlip
 from equipoise.core import Method, chain
-from equipoise.engine.clients import Executor
 from equipoise.engine.run import Simulation
 from equipoise.engine.settings import Participation, Run, Train
 from equipoise.methods import fedavg, fedprox
@@ -20,7 +17,11 @@ from equipoise.streams import Stream
 from equipoise.threat import Attack
 from tests.small import federation, relative, simulation
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.usefixtures("one_epoch_alone"),
+]
 MODELS = {
     "mlp": ("mlp", {"hidden": (8, 8)}, (6,)),
     "cnn": ("cnn", {"channels": (3, 4), "kernel": 3, "hidden": (8,), "dropout": (0.3,)}, (1, 8, 8)),
@@ -28,17 +29,6 @@ MODELS = {
 
 
 METHODS, RULES, FILTERS, ATTACKS = registry.methods(), registry.rules(), registry.filters(), registry.attacks()
-
-
-@pytest.fixture(autouse=True)
-def _little_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What clients reach alone takes long; here an epoch of it is enough."""
-    whole = Executor.fit_alone
-
-    def short(self: Executor, *args: Any) -> Tensor:
-        return whole(self, *(Stop(window=1, cap=1) if isinstance(a, Stop) else a for a in args))
-
-    monkeypatch.setattr(Executor, "fit_alone", short)
 
 
 def after(method: Method, attack: Attack | None, model: str, device: str, executor: str, replay: str) -> Simulation:
