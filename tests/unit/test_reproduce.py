@@ -1,6 +1,5 @@
 """Published tables: read strictly, run once, kept, and judged as they say."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -209,5 +208,5 @@ def test_an_unknown_table_is_told_with_the_nearest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", names(home()))
 def test_every_table_of_ours_can_be_run(name: str) -> None:
     table = load(name, home())
-    assert table.published, "a table without published numbers compares with nothing"
-    assert json.dumps([c.key for c in table.cells])
+    assert table.published or "not in the paper" in table.head.title, "nothing to compare with"
+    assert all(c.row in table.head.rows for c in table.cells)

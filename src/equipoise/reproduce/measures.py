@@ -16,9 +16,15 @@ from equipoise.core import Stop
 from equipoise.errors import EquipoiseError, nearest
 from equipoise.experiment import Experiment
 from equipoise.results import Result
-from equipoise.standalone import local_optima, standalone
+from equipoise.standalone import Optima, local_optima, standalone
 
 _LAYERS = 12  # conflicts_1 .. conflicts_12
+_CLIENTS = 5  # loss_of_0 .. loss_of_4: for figures with a curve or a bar for each client
+
+
+def optima_of(made: Experiment, stop: Stop, cache: Path | None) -> Optima:
+    """What every client reaches by itself, on clean data, kept in `cache`; Stop() is what gaps are measured by."""
+    return local_optima(replace(made.scenario, attack=None), made.run, stop, cache)
 
 
 @dataclass(frozen=True)
@@ -29,14 +35,17 @@ class Finished:
     result: Result
     cache: Path | None = None
     """Where models that clients reach alone are kept."""
+    model: str = "personal"
+    """Which model is measured, where there are both: "personal" or "global"."""
 
     @cached_property
     def last(self) -> dict[str, Any]:
         """The final test rows of the models that clients use."""
         test = self.result.clients.filter(split="test")
         rows = test.filter(round=int(test["round"].max()))
-        rows = rows.filter(model="personal" if "personal" in set(rows["model"]) else "global")
-        return {name: rows[name] for name in ("client", "accuracy", "balanced_accuracy", "loss", "malicious")}
+        rows = rows.filter(model=self.model if self.model in set(rows["model"]) else "global")
+        names = ("client", "model", "accuracy", "balanced_accuracy", "loss", "malicious", "class_n", "class_correct")
+        return {name: rows[name] for name in names}
 
     @cached_property
     def infos(self) -> list[dict[str, Any]]:
@@ -51,17 +60,29 @@ class Finished:
         return {**metrics.collaborative(full, got, bad), **best}
 
     @cached_property
+    def optimum(self) -> metrics.Floats:
+        """[N]: the test loss of the model that each client reaches alone; NaN for clients that an attack added."""
+        optima, n = optima_of(self.made, Stop(), self.cache), len(self.last["loss"])
+        return np.concatenate([optima.loss["test"], np.full(n - len(optima.models), np.nan)])
+
+    @cached_property
     def gaps(self) -> dict[str, float]:
-        optima = local_optima(self._clean, self.made.run, Stop(), self.cache)
-        loss = self.last["loss"]
-        alone = np.concatenate([optima.loss["test"], np.full(len(loss) - len(optima.models), np.nan)])
-        return metrics.gaps(loss, alone, self.last["malicious"])
+        low, high = float(np.nanmin(self.optimum)), float(np.nanmax(self.optimum))
+        span = {"optimum_min": low, "optimum_max": high, "optimum_range": high - low}
+        return {**metrics.gaps(self.last["loss"], self.optimum, self.last["malicious"]), **span}
 
     @cached_property
     def conflicts(self) -> dict[str, float]:
         """The mean number of online clients per round whose update opposes the step: "model", then layer by layer."""
         counts = [info["conflicts"] for info in self.infos if info["conflicts"]]
         return {name: float(np.mean([c[name] for c in counts])) for name in counts[0]} if counts else {}
+
+    @cached_property
+    def drawn(self) -> dict[str, float]:
+        """The summary over clients that were drawn at least once: a personal model of anyone else is an initial one."""
+        clients = self.result.clients
+        keep = np.isin(clients["client"], sorted({k for info in self.infos for k in info["drawn"]}))
+        return metrics.summarise({name: clients[name][keep] for name in clients}, "test", self.last["model"][0])
 
     @cached_property
     def removals(self) -> dict[str, float]:
@@ -81,6 +102,18 @@ class Finished:
         }
 
     @property
+    def target_accuracy(self) -> float:
+        """Of the most accurate benign client, on the test samples whose classes a label-flip attack renames."""
+        pairs = getattr(self.made.scenario.attack, "pairs", ())
+        classes = sorted({a for a, b in pairs if a != b}) if not isinstance(pairs, str) else []
+        if not classes:
+            return float("nan")
+        good = np.where(self.last["malicious"], -1.0, np.nan_to_num(np.asarray(self.last["accuracy"])))
+        best = int(good.argmax())
+        right, held = (np.asarray(self.last[name][best])[classes].sum() for name in ("class_correct", "class_n"))
+        return float(right / held) if held else float("nan")
+
+    @property
     def _clean(self) -> Any:
         return replace(self.made.scenario, attack=None)
 
@@ -94,26 +127,48 @@ def _conflict(layer: int) -> Callable[[Finished], float]:
     return lambda run: list(run.conflicts.values())[layer] if len(run.conflicts) > layer else float("nan")
 
 
+def _loss(client: int, less: bool) -> Callable[[Finished], float]:
+    """A client's test loss, or what is left of it `less` the one that it reaches alone."""
+
+    def one(run: Finished) -> float:
+        losses = run.last["loss"] - run.optimum if less else run.last["loss"]
+        return float(losses[client]) if len(losses) > client else float("nan")
+
+    return one
+
+
 def _out_of(group: str, name: str) -> Callable[[Finished], float]:
     return lambda run: float(getattr(run, group)[name])
 
 
 _GROUPS = {
     "collaborative": ("pearson", "spearman", "standalone_max", "standalone_mean"),
-    "gaps": ("gap_max", "gap_min", "gap_variance", "gap_mean"),
+    "gaps": ("gap_max", "gap_min", "gap_variance", "gap_mean", "optimum_min", "optimum_max", "optimum_range"),
     "removals": ("attackers_removed", "removal_round", "honest_removed"),
 }
+_DRAWN = ("accuracy_mean", "accuracy_std", "class_std_mean", "class_std_std")
 MEASURES: dict[str, Callable[[Finished], float]] = {
     "balanced_accuracy": lambda run: run.balanced,
+    "target_accuracy": lambda run: run.target_accuracy,
     **{name: _out_of(group, name) for group, names in _GROUPS.items() for name in names},
+    **{f"drawn_{name}": _out_of("drawn", name) for name in _DRAWN},
+    **{f"loss_of_{client}": _loss(client, False) for client in range(_CLIENTS)},
+    **{f"gap_of_{client}": _loss(client, True) for client in range(_CLIENTS)},
     "conflicts": _conflict(0),
     **{f"conflicts_{layer}": _conflict(layer) for layer in range(1, _LAYERS + 1)},
 }
 
 
+def needs_optima(names: Sequence[str]) -> bool:
+    """Whether any of these measures compares with what clients reach alone."""
+    return any(name in _GROUPS["gaps"] or name.startswith("gap_of_") for name in names)
+
+
 def measure(run: Finished, names: Sequence[str]) -> dict[str, float | None]:
     """The numbers asked for; None where one is not defined."""
     summary = run.result.summary()
+    if run.model == "global":
+        summary |= {name.removeprefix("test_global_"): value for name, value in summary.items()}
     out: dict[str, float | None] = {}
     for name in names:
         if name not in MEASURES and name not in summary:
@@ -123,8 +178,8 @@ def measure(run: Finished, names: Sequence[str]) -> dict[str, float | None]:
     return out
 
 
-def validated(result: Result, name: str) -> float | None:
-    """A number of the summary on validation data, of the models that clients use."""
+def validated(result: Result, name: str, model: str = "personal") -> float | None:
+    """A number of the summary on validation data; of the global model where there is no other."""
     summary = result.summary()
-    found = summary.get(f"validation_personal_{name}", summary.get(f"validation_global_{name}"))
+    found = summary.get(f"validation_{model}_{name}", summary.get(f"validation_global_{name}"))
     return None if found is None or found != found else float(found)

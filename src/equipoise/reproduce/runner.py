@@ -12,16 +12,18 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from equipoise import config as configs
 from equipoise import experiment, files
 from equipoise.audit.runner import Step, built, execute_all
-from equipoise.reproduce.measures import Finished, measure, validated
+from equipoise.core import Stop
+from equipoise.reproduce.measures import Finished, measure, needs_optima, optima_of, validated
 from equipoise.reproduce.record import Entry, Record, final, leave, trial
 from equipoise.reproduce.tables import Cell, Table
 from equipoise.standalone import ExtraEpoch
@@ -66,7 +68,7 @@ def run(
     with files.Lock(out):
         records = {table.name: Record(table, out) for table in tables}
         errors: dict[str, str] = {}
-        for make in (_trials, _finals):
+        for make in (_trials, _references, _finals):
             jobs: dict[str, Callable[[], None]] = {}
             home: dict[str, Record] = {}
             for table in tables:
@@ -100,8 +102,26 @@ def _trials(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
             if choose.rounds is not None:
                 sets.append(f"train.rounds={max(1, round(choose.rounds * wanted.scale))}")
             config = replace(cell, seed=choose.seed).config(tried, wanted.scale, [*sets, *wanted.sets])
-            job = partial(_try, configs.dump(config), choose.by, cell.extra_epoch, head, record.inbox)
+            job = partial(_try, configs.dump(config), Wants((choose.by,), cell, out / "alone"), head, record.inbox)
             yield f"{table.name} {cell.row} {cell.column} choice {i + 1} of {len(cell.grid)}", job
+
+
+def _references(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Job]:
+    """What clients reach alone, once for all cells that share it: side by side they would all train the same models."""
+    if not needs_optima(table.head.measures):
+        return
+    seen = set()
+    for cell in wanted.cells(table):
+        chosen = record.chosen(cell, wanted.scale)
+        if record.has(final(cell, wanted.scale)) or chosen is None:
+            continue
+        config = cell.config(chosen, wanted.scale, wanted.sets)
+        train = config.train
+        basis = repr((config.data, config.model, train.loss, train.lr, train.batch, config.run))
+        if basis not in seen:
+            seen.add(basis)
+            name = f"{table.name} {cell.row} {cell.column} seed {cell.seed} each client alone"
+            yield name, partial(_refer, configs.dump(config), out / "alone")
 
 
 def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Job]:
@@ -110,12 +130,21 @@ def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
         if record.has(head) or chosen is None:
             continue
         config = cell.config(chosen, wanted.scale, wanted.sets)
-        wants = Wants(tuple(table.head.measures), cell.extra_epoch, out / "alone")
+        wants = Wants(tuple(table.head.measures), cell, out / "alone")
         job = partial(_measure, configs.dump(config), wants, {**head, "chosen": chosen}, record.inbox)
         yield f"{table.name} {cell.row} {cell.column} seed {cell.seed}", job
 
 
 # ------------------------------------------------------------------------------------------------ in the processes
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a run is asked for: measures of a cell; models that clients reach alone are kept in `cache`."""
+
+    measures: Sequence[str]
+    cell: Cell
+    cache: Path
 
 
 def _before(deadline: float, job: Callable[[], None]) -> None:
@@ -130,25 +159,25 @@ def _made(text: str, extra_epoch: bool) -> experiment.Experiment:
     return made
 
 
-def _try(text: str, by: str, extra_epoch: bool, head: Entry, inbox: Path) -> None:
-    result = experiment.execute(_made(text, extra_epoch), models=False)
-    leave(inbox, {**head, "score": validated(result, by)})
+def _try(text: str, wants: Wants, head: Entry, inbox: Path) -> None:
+    result = experiment.execute(_made(text, wants.cell.extra_epoch), models=False)
+    leave(inbox, {**head, "score": validated(result, wants.measures[0], wants.cell.model)})
 
 
-@dataclass(frozen=True)
-class Wants:
-    """What a cell is asked for."""
-
-    measures: Sequence[str]
-    extra_epoch: bool
-    cache: Path
+def _refer(text: str, kept: Path) -> None:
+    optima_of(built(text), Stop(), kept)
 
 
 def _measure(text: str, wants: Wants, head: Entry, inbox: Path) -> None:
-    began, made = time.monotonic(), _made(text, wants.extra_epoch)
-    result = experiment.execute(made, models=False)
+    began, made = time.monotonic(), _made(text, wants.cell.extra_epoch)
+
+    @cache
+    def reached(stop: Stop) -> Tensor:
+        return optima_of(made, stop, wants.cache).models
+
+    result = experiment.execute(made, reached=reached, models=False)
     seconds, summary = time.monotonic() - began, result.summary()
-    numbers = measure(Finished(made, result, wants.cache), wants.measures)
+    numbers = measure(Finished(made, result, wants.cache, wants.cell.model), wants.measures)
     ran = {"rounds": summary["rounds"], "stopped": summary["stopped"], "seconds": round(seconds, 1)}
     leave(inbox, {**head, **ran, "numbers": numbers, **_with()})
 

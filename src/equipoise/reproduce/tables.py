@@ -42,7 +42,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from equipoise import config as configs
 from equipoise.config.parts import Table as Params
@@ -76,6 +76,8 @@ class Row:
     """Left out: all."""
     extra_epoch: bool = False
     """Every client trains one more epoch by itself before it is evaluated."""
+    model: Literal["personal", "global"] = "personal"
+    """Which model is measured, where a method has both."""
     __pydantic_config__ = _STRICT
 
 
@@ -141,11 +143,12 @@ class Cell:
     grid: tuple[Params, ...]
     """What may be set besides, one of them."""
     extra_epoch: bool = False
+    model: str = "personal"
 
     @property
     def key(self) -> str:
         """Tells this cell from what it was before its file was changed."""
-        written = json.dumps([self.spec, self.grid, self.extra_epoch], sort_keys=True)
+        written = json.dumps([self.spec, self.grid, self.extra_epoch, self.model], sort_keys=True)
         return hashlib.sha256(written.encode()).hexdigest()[:12]
 
     def config(self, chosen: Params | None = None, rounds: float = 1.0, sets: Sequence[str] = ()) -> configs.Config:
@@ -254,7 +257,7 @@ def _cells(head: Head, run: Params) -> list[Cell]:
         for column_name in row.columns or head.columns:
             spec = merged(run, head.columns[column_name].set, row.set, row.at.get(column_name, {}))
             for seed in row.seeds if row.seeds is not None else head.seeds:
-                cells.append(Cell(row_name, column_name, seed, spec, choices, row.extra_epoch))
+                cells.append(Cell(row_name, column_name, seed, spec, choices, row.extra_epoch, row.model))
     return cells
 
 
