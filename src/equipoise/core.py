@@ -256,9 +256,13 @@ class Chain(ServerRule):
         return self.rule.init(w)
 
     def check(self, n: int) -> None:
-        for part in self.filters:
-            n = part.check(n)
-        self.rule.check(n)
+        rows = n
+        try:
+            for part in self.filters:
+                rows = part.check(rows)
+            self.rule.check(rows)
+        except EquipoiseError as e:
+            raise EquipoiseError(e.message + f" ({rows} rows of {n} clients)" * (rows != n), e.hint) from e
 
     def plan(self, ids: Tensor, state: State) -> dict[str, Tensor]:
         return self.rule.plan(ids, state)

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from equipoise import history
 from equipoise.at import Schedule
 from equipoise.core import Cohort, Outcome, WeightedMean
 from equipoise.engine.settings import Participation, Train
 from equipoise.errors import EquipoiseError
 from equipoise.layout import Layout
-from equipoise.methods import _history
 from equipoise.methods.fedlf import FedLF, fedlf
 from equipoise.streams import Stream
 from equipoise.threat import Attack, Forgery
@@ -369,20 +369,20 @@ def test_without_absent_clients_nothing_is_remembered() -> None:
 
 
 def test_memory_recalls_by_client() -> None:
-    memory = _history.blank(rows=torch.zeros(2), score=torch.zeros(()))
-    nobody = _history.recall(memory, torch.tensor([4]))
+    memory = history.blank(rows=torch.zeros(2), score=torch.zeros(()))
+    nobody = history.recall(memory, torch.tensor([4]))
     assert not nobody[1].any()
     row = torch.arange(6.0).view(3, 2)
-    memory = _history.remember(memory, torch.tensor([2, 5, 9]), 0, 10, rows=row, score=row[:, 0])
-    memory = _history.remember(memory, torch.tensor([3, 5]), 1, 10, rows=-row[:2], score=-row[:2, 0])
+    memory = history.remember(memory, torch.tensor([2, 5, 9]), 0, 10, rows=row, score=row[:, 0])
+    memory = history.remember(memory, torch.tensor([3, 5]), 1, 10, rows=-row[:2], score=-row[:2, 0])
     assert memory["ids"].tolist() == [2, 3, 5, 9] and memory["rounds"].tolist() == [0, 1, 1, 0]
-    at, known = _history.recall(memory, torch.tensor([5, 6, 9, 11]))
+    at, known = history.recall(memory, torch.tensor([5, 6, 9, 11]))
     assert known.tolist() == [True, False, True, False]
     assert memory["rows"][at[known]].tolist() == [[-2.0, -3.0], [4.0, 5.0]]
     assert memory["score"].tolist() == [0.0, -0.0, -2.0, 4.0]
-    assert _history.absent(memory, torch.tensor([5]), since=1).tolist() == [False, True, False, False]
-    assert _history.kept(memory, torch.tensor([1]), 2, cap=3).tolist() == [0, 2, 3]
-    assert _history.kept(memory, torch.tensor([1]), 2, cap=9, since=2).tolist() == [0]
+    assert history.absent(memory, torch.tensor([5]), since=1).tolist() == [False, True, False, False]
+    assert history.kept(memory, torch.tensor([1]), 2, cap=3).tolist() == [0, 2, 3]
+    assert history.kept(memory, torch.tensor([1]), 2, cap=9, since=2).tolist() == [0]
 
 
 # ----------------------------------------------------------------------------------------------- the whole method

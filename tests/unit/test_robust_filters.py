@@ -13,6 +13,7 @@ from equipoise import registry
 from equipoise.aggregators import _distances
 from equipoise.aggregators.arc import ARC
 from equipoise.aggregators.bucketing import Bucketing
+from equipoise.aggregators.clip import Clip
 from equipoise.aggregators.dnc import DnC
 from equipoise.aggregators.flame import FLAME
 from equipoise.aggregators.fltrust import FLTrust
@@ -230,6 +231,13 @@ def test_the_rule_behind_buckets_is_asked_about_their_number() -> None:
     chain(Bucketing(2), Krum(1)).check(8)
     with pytest.raises(EquipoiseError, match="m = 3 "):
         chain(Bucketing(2), Krum(1)).check(6)
+    for parts in ((Bucketing(2), Krum(1)), (Bucketing(2), NNM(2), Krum(1))):
+        with pytest.raises(EquipoiseError, match=r"3 rows of 6 clients") as refused:
+            chain(*parts).check(6)
+        assert refused.value.hint
+    with pytest.raises(EquipoiseError) as plain:
+        chain(Clip(), Krum(1)).check(3)
+    assert "rows" not in plain.value.message
 
 
 # ------------------------------------------------------------------------------------------------------ NNM and ARC

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 _NUMBERS = 1 << 17  # numbers in work at a time: as float64 they fit in a core's own cache, three times as fast
+_LINE = 64  # pieces that begin with a line of the cache are half as slow to read and write
 _ON_GPU = 1 << 24  # there, every piece costs a launch
 _CLOSE = 1e-3  # what is left of a difference that lost three of its sixteen digits
 
@@ -21,6 +22,7 @@ _CLOSE = 1e-3  # what is left of a difference that lost three of its sixteen dig
 def columns(width: int, rows: int, device: torch.device | None = None) -> Iterator[slice]:
     """Cuts `width` columns so that `rows` rows of one piece are few enough to work on at once."""
     step = max(1, (_NUMBERS if device is None or device.type == "cpu" else _ON_GPU) // max(1, rows))
+    step -= step % _LINE if step > _LINE else 0
     return (slice(start, min(start + step, width)) for start in range(0, width, step))
 
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.aggregators._distances import columns, squared_distances
-from equipoise.aggregators._order import ascending, kept_of, middle
+from equipoise.aggregators._distances import squared_distances
+from equipoise.aggregators._order import ascending, coordinatewise, kept_of, middle
 from equipoise.aggregators.krum import check_f
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
 
@@ -47,14 +47,15 @@ class Bulyan(ServerRule):
             raise EquipoiseError(told, f"m = {n} allows f up to {(n - 3) // 4}" if n >= 3 else "3 clients or more")
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
-        m, d = cohort.updates.shape
+        m = len(cohort)
         self.check(m)
         chosen = select(squared_distances(cohort.updates), m - 2 * self.f, self.f)
-        direction = torch.empty_like(cohort.start, dtype=cohort.updates.dtype)
-        weights = torch.zeros(m, dtype=torch.float64, device=cohort.updates.device)
-        for piece in columns(d, m, cohort.updates.device):
-            direction[piece], whose = near_the_median(cohort.updates[chosen, piece], m - 4 * self.f)
-            weights[chosen] += whose / d
+
+        def of(x: Tensor) -> tuple[Tensor, Tensor]:
+            near, whose = near_the_median(x[chosen], m - 4 * self.f)
+            return near, whose.new_zeros(m).index_copy(0, chosen, whose)
+
+        direction, weights = coordinatewise(cohort.updates, of)
         return Outcome(direction, state, info={"weights": weights, "chosen": len(chosen)})
 
 

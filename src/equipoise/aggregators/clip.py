@@ -18,10 +18,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-import torch
-
 from equipoise.aggregators._distances import norms
-from equipoise.aggregators.coordinate_median import ascending, middle
+from equipoise.aggregators._rows import median, shortening
 from equipoise.core import Cohort, EquipoiseError, Filter
 
 
@@ -37,9 +35,8 @@ class Clip(Filter):
 
     def __call__(self, cohort: Cohort) -> tuple[Cohort, Mapping[str, Any]]:
         length = norms(cohort.updates)
-        low, high = middle(ascending(length))
-        bound = (low + high) / 2 if self.bound is None else torch.full_like(low, self.bound)
-        scale = torch.where(length > bound, bound / length, torch.ones_like(length))
+        bound = median(length) if self.bound is None else length.new_tensor(self.bound)
+        scale = shortening(length, bound)
         info: dict[str, Any] = {"bound": float(bound), "clipped": int((scale < 1).sum()), "scale": scale}
         if bound == 0:
             info["warning"] = "the median length is 0: every update was scaled to 0"

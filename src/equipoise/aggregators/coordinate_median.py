@@ -17,13 +17,9 @@ Departures: none with uniform weights, the default. The paper has no others.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from equipoise.aggregators._distances import columns
-from equipoise.aggregators._order import ascending as ascending
-from equipoise.aggregators._order import kept_of, weighted_middle
-from equipoise.aggregators._order import middle as middle
+from equipoise.aggregators._order import ascending, coordinatewise, kept_of, middle, weighted_middle
 from equipoise.core import Cohort, Outcome, ServerRule, State
 from equipoise.weighting import check_weights, shares
 
@@ -39,20 +35,18 @@ class CoordinateMedian(ServerRule):
         check_weights("coordinate-median", self.weights)
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
-        m, d = cohort.updates.shape
-        direction = torch.empty_like(cohort.start, dtype=cohort.updates.dtype)
-        weights = torch.zeros(m, dtype=torch.float64, device=cohort.updates.device)
         p = shares(cohort.sizes, self.weights)
-        for piece in columns(d, m, cohort.updates.device):
-            x = cohort.updates[:, piece]
-            low, high, whose = _plain(x) if self.weights == "uniform" else weighted_middle(x, p)
-            direction[piece] = (low + high) / 2
-            weights += whose / d
+        of = _plain if self.weights == "uniform" else lambda x: _halfway(*weighted_middle(x, p))
+        direction, weights = coordinatewise(cohort.updates, of)
         return Outcome(direction, state, info={"weights": weights})
 
 
-def _plain(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The two middle values of every column, and [m]: in how many columns each row was the middle one."""
+def _plain(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The median of every column, and [m]: in how many columns each row was the middle one."""
     low, high = middle(ascending(x))
     kept = 2 - len(x) % 2
-    return low, high, kept_of(x, low, high, (len(x) - 1) // 2, kept) / kept
+    return _halfway(low, high, kept_of(x, low, high, (len(x) - 1) // 2, kept) / kept)
+
+
+def _halfway(low: Tensor, high: Tensor, whose: Tensor) -> tuple[Tensor, Tensor]:
+    return (low + high) / 2, whose

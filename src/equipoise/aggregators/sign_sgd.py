@@ -24,9 +24,9 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from equipoise.aggregators._distances import columns
+from equipoise import history
+from equipoise.aggregators._order import coordinatewise
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
-from equipoise.methods import _history
 from equipoise.weighting import check_weights, shares
 
 _TIE = 1e-12  # weights that sum to 1 are this exact
@@ -55,18 +55,14 @@ class SignSGD(ServerRule):
         self.__dict__["per_client"] = self.beta > 0
 
     def init(self, w: Tensor) -> State:
-        return _history.blank(rows=w) if self.beta > 0 else {}
+        return history.blank(rows=w) if self.beta > 0 else {}
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
         v = (1.0 - self.beta) * cohort.updates + self.beta * self._remembered(cohort, state)
         if self.beta > 0:
-            state = _history.remember(state, cohort.ids, cohort.round, self.cap, rows=v)
-        m, d = v.shape
-        p, moves = shares(cohort.sizes, self.weights), torch.zeros_like(v[0])
-        weights = torch.zeros_like(p)
-        for piece in columns(d, m, v.device):
-            moves[piece], whose = _vote(v[:, piece].sign().double(), p)
-            weights += whose / d
+            state = history.remember(state, cohort.ids, cohort.round, self.cap, rows=v)
+        p = shares(cohort.sizes, self.weights)
+        moves, weights = coordinatewise(v, lambda x: _vote(x.sign().double(), p))
         info = {"weights": weights, "decided": float((moves != 0).double().mean())}
         return Outcome(self.server_lr * moves, state, info=info)
 
@@ -74,7 +70,7 @@ class SignSGD(ServerRule):
         """[m, d]: the momentum of the cohort, 0 for whoever is new."""
         if self.beta == 0 or len(state["ids"]) == 0:
             return torch.zeros_like(cohort.updates)
-        at, known = _history.recall(state, cohort.ids)
+        at, known = history.recall(state, cohort.ids)
         return torch.where(known[:, None], state["rows"][at], 0.0)
 
 

@@ -20,11 +20,9 @@ f defaults to 1, never 0 by itself.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from equipoise.aggregators._distances import columns
-from equipoise.aggregators._order import ascending, kept_of, weighted_rest
+from equipoise.aggregators._order import ascending, coordinatewise, kept_of, weighted_rest
 from equipoise.aggregators.krum import check_f
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
 from equipoise.weighting import check_weights, shares
@@ -50,17 +48,13 @@ class TrimmedMean(ServerRule):
             raise EquipoiseError(told, f"f = {self.f} needs {2 * self.f + 1} clients or more in a round")
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
-        self.check(len(cohort))
-        m, d = cohort.updates.shape
-        direction = torch.empty_like(cohort.start, dtype=cohort.updates.dtype)
-        weights = torch.zeros(m, dtype=torch.float64, device=cohort.updates.device)
+        m = len(cohort)
+        self.check(m)
         p = shares(cohort.sizes, self.weights)
-        for piece in columns(d, m, cohort.updates.device):
-            x = cohort.updates[:, piece]
-            direction[piece], whose = (
-                _plain(x, self.f) if self.weights == "uniform" else weighted_rest(x, p, self.f / m)
-            )
-            weights += whose / d
+        uniform = self.weights == "uniform"
+        direction, weights = coordinatewise(
+            cohort.updates, lambda x: _plain(x, self.f) if uniform else weighted_rest(x, p, self.f / m)
+        )
         return Outcome(direction, state, info={"weights": weights})
 
 

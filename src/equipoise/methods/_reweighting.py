@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from equipoise import history
 from equipoise.core import SGD, ClientRule, Cohort, EquipoiseError, Outcome, ServerRule, State
-from equipoise.methods import _history
 from equipoise.methods.fedsgd import FedSGD
 
 Variant = Literal["fedavg", "fedsgd"]
@@ -67,7 +67,7 @@ def equal(cohort: Cohort) -> Tensor:
 
 def recalled(memory: State, name: str, ids: Tensor, otherwise: float) -> Tensor:
     """[m]: what the memory holds of these clients; `otherwise` for those it does not know."""
-    at, known = _history.recall(memory, ids)
+    at, known = history.recall(memory, ids)
     out = memory[name].new_full((len(ids),), otherwise)
     out[known] = memory[name][at[known]]
     return out

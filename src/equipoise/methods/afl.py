@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equipoise import history
 from equipoise.core import Cohort, Method, Outcome, ServerRule, State
-from equipoise.methods import _history
 from equipoise.methods._reweighting import (
     EVERYONE,
     HUGE,
@@ -51,7 +51,7 @@ class AFL(ServerRule):
         return frozenset({"losses"})
 
     def init(self, w: Tensor) -> State:
-        return _history.blank(lam=w.new_zeros((), dtype=torch.float64))
+        return history.blank(lam=w.new_zeros((), dtype=torch.float64))
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
         losses = reported(cohort, "afl")
@@ -61,7 +61,7 @@ class AFL(ServerRule):
             return weighed(cohort, equal(cohort), state, "nobody here has any weight: equal weights")
         climb = (self.eta_lam * losses / held).clamp(max=HUGE)
         new = held * project_simplex(lam / held + climb)
-        after = _history.remember(state, cohort.ids, cohort.round, EVERYONE, lam=new)
+        after = history.remember(state, cohort.ids, cohort.round, EVERYONE, lam=new)
         return weighed(cohort, lam / held, after)
 
 

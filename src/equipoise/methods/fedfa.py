@@ -26,9 +26,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equipoise import history
 from equipoise.core import At, ClientRule, Cohort, Mean, Method, Objective, Outcome, ServerRule, State, normalised
 from equipoise.losses import correct
-from equipoise.methods import _history
 from equipoise.methods._reweighting import EVERYONE, check_share, equal, recalled, reported
 
 _LEAST = 1e-6
@@ -78,7 +78,7 @@ class FedFa(ServerRule):
         return frozenset({"losses"})
 
     def init(self, w: Tensor) -> State:
-        return {**_history.blank(count=w.new_zeros((), dtype=torch.float64)), "m": torch.zeros_like(w)}
+        return {**history.blank(count=w.new_zeros((), dtype=torch.float64)), "m": torch.zeros_like(w)}
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
         count = 1 + recalled(state, "count", cohort.ids, 0.0)
@@ -86,7 +86,7 @@ class FedFa(ServerRule):
         b = _parts(-(1 - normalised(count)).clamp(min=_LEAST).log(), cohort)
         weights = (1 - self.beta) * a + self.beta * b
         m = self.gamma * state["m"] + weights.to(cohort.updates.dtype) @ cohort.updates
-        after = _history.remember(_memory(state), cohort.ids, cohort.round, EVERYONE, count=count)
+        after = history.remember(_memory(state), cohort.ids, cohort.round, EVERYONE, count=count)
         return Outcome(m, {**after, "m": m}, info={"weights": weights, "rounds": count})
 
 

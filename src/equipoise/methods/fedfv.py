@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise import history
 from equipoise.core import SGD, Cohort, EquipoiseError, Method, Outcome, ServerRule, State
-from equipoise.methods import _history
 from equipoise.methods._directions import contributions, length, mixture, products
 
 
@@ -52,7 +52,7 @@ class FedFV(ServerRule):
         return frozenset({"losses"})
 
     def init(self, w: Tensor) -> State:
-        return {**_history.blank(rows=w), "gram": w.new_empty((0, 0), dtype=torch.float64)}
+        return {**history.blank(rows=w), "gram": w.new_empty((0, 0), dtype=torch.float64)}
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
         if cohort.losses is None:
@@ -76,7 +76,7 @@ class FedFV(ServerRule):
     def _external(self, weights: Tensor, gram: Tensor, cohort: Cohort, state: State) -> tuple[Tensor, int]:
         """The weights without conflicts with absent clients, round by round, and how many of those there were."""
         m, found = len(cohort), 0
-        absent = _history.absent(state, cohort.ids)
+        absent = history.absent(state, cohort.ids)
         for r in range(cohort.round - self.tau, cohort.round) if cohort.round >= self.tau else ():
             against = absent & (state["rounds"] == r) & (gram[m:] @ weights < 0)
             c = torch.cat([torch.zeros_like(weights[:m]), against.to(weights.dtype)])
@@ -88,8 +88,8 @@ class FedFV(ServerRule):
     def _remembered(self, cohort: Cohort, state: State, gram: Tensor) -> State:
         """This round's updates and those that are still needed in the next, with their products."""
         everyone, since = len(gram), cohort.round + 1 - self.tau
-        at = _history.kept(state, cohort.ids, cohort.round, everyone, since)
-        memory = _history.remember(state, cohort.ids, cohort.round, everyone, since, rows=cohort.updates)
+        at = history.kept(state, cohort.ids, cohort.round, everyone, since)
+        memory = history.remember(state, cohort.ids, cohort.round, everyone, since, rows=cohort.updates)
         return {**memory, "gram": gram[at][:, at]}
 
 

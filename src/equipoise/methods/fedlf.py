@@ -40,6 +40,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise import history
 from equipoise.core import (
     SGD,
     Cohort,
@@ -52,7 +53,6 @@ from equipoise.core import (
     Stream,
     WeightedMean,
 )
-from equipoise.methods import _history
 from equipoise.solvers import at_hand, min_norm
 
 Layer = Literal["module", "tensor", "model", "fragments"]
@@ -111,7 +111,7 @@ class FedLF(ServerRule):
         return frozenset() if self.fair == "none" else frozenset({"losses"})
 
     def init(self, w: Tensor) -> State:
-        memory = _history.blank(rows=w, lr=w.new_ones((), dtype=torch.float64))
+        memory = history.blank(rows=w, lr=w.new_ones((), dtype=torch.float64))
         return {**memory, "gram": w.new_empty((0, 0, 0), dtype=torch.float64), "seen": memory["ids"]}
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
@@ -120,7 +120,7 @@ class FedLF(ServerRule):
         # Who is who is decided in host memory: a GPU would wait for every answer. A CPU copies nothing here.
         known = {**state, **{name: state[name].cpu() for name in ("ids", "rounds", "lr", "seen")}}
         seen = torch.unique(torch.cat([known["seen"], ids]))
-        absent = torch.nonzero(_history.absent(known, ids, self._since(cohort, len(seen)))).flatten()
+        absent = torch.nonzero(history.absent(known, ids, self._since(cohort, len(seen)))).flatten()
         gram = _gram(cohort.updates, state["rows"], slices, state["gram"])
         size = _norm(cohort.updates.mean(0))
         after = {**self._remembered(cohort, ids, known, gram), "seen": seen}
@@ -182,8 +182,8 @@ class FedLF(ServerRule):
         """Updates as they were sent, so that their products with each other need not be computed again."""
         cap, since = (0 if self.absent == "none" else self.cap), (cohort.round if self.absent == "last" else 0)
         lr = known["lr"].new_full((len(cohort),), cohort.lr)
-        at = _history.kept(known, ids, cohort.round, cap, since)
-        memory = _history.remember(known, ids, cohort.round, cap, since, rows=cohort.updates, lr=lr)
+        at = history.kept(known, ids, cohort.round, cap, since)
+        memory = history.remember(known, ids, cohort.round, cap, since, rows=cohort.updates, lr=lr)
         return {**memory, "gram": _among(gram, at)}
 
 

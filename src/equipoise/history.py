@@ -2,7 +2,9 @@
 
 A memory is part of a rule's state: "ids" [n] ascending, "rounds" [n], when each client was last heard, and any columns
 with a row per client. It never holds more than `cap` clients, the newest first, so its cost does not grow with their
-number: cap x d numbers, and twice that for a moment while it changes. Inputs are never changed.
+number: cap x d numbers, and twice that for a moment while it changes. Inputs are never changed: a memory that was
+handed out stays what it was (a round may be tried again, or written to disk), so whoever stays in it is copied once a
+round. Where the cohort is all that is kept, as when everyone takes part, nothing old is touched.
 """
 
 from __future__ import annotations
@@ -44,9 +46,10 @@ def remember(memory: State, ids: Tensor, round: int, cap: int, since: int = 0, *
 
 def _picked(new: Tensor, old: Tensor, at: Tensor) -> Tensor:
     """`cat([new, old])[at]` without the copy in between, which would be as large as the memory."""
-    if len(old) == 0:
+    fresh = at < len(new)
+    if bool(fresh.all()):
         return new[at]
-    out, fresh = old[(at - len(new)).clamp(min=0)], at < len(new)
+    out = old[(at - len(new)).clamp(min=0)]
     out[fresh] = new[at[fresh]]
     return out
 
