@@ -19,7 +19,7 @@ The second part has the tilts that the paper's text names for the toy problems, 
 the server, with four clients of which one is different: furthest is the largest distance of a client's model from the
 global one in the last round; client_gap the difference between the largest and the smallest training loss of clients,
 of the global and of personal models; less_even in how many draws that of the global model is larger than with q = 0.
-`docs/results/fedtilt.md` reads the numbers.
+`docs/results/fedtilt-toy.md` reads the numbers.
 """
 
 from typing import Any

@@ -303,6 +303,16 @@ def test_femnist_has_writers_and_parts_in_both_forms(tmp_path):
         load("femnist", folder=tmp_path / "npz")
 
 
+def test_femnist_inverted_is_light_on_black_in_both_forms(tmp_path):
+    make_femnist(tmp_path / "leaf" / "data")
+    plain = load("femnist", folder=tmp_path / "leaf")
+    (tmp_path / "npz").mkdir()
+    columns = {"y": plain.y.numpy(), "writer": np.arange(4), "split": np.array([0, 0, 1, 2])}
+    np.savez(tmp_path / "npz" / "a.npz", x=plain.x[:, 0].numpy(), **columns)
+    for folder in ("leaf", "npz"):
+        assert torch.equal(load("femnist", folder=tmp_path / folder, inverted=True).x, 255 - plain.x)
+
+
 @pytest.mark.parametrize(
     ("x", "y"), [([[2.0] * 784], [0]), ([[0.0] * 783], [0]), ([[0.0] * 784], [0.5]), ([[0] * 784], [62])]
 )

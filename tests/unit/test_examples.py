@@ -94,7 +94,7 @@ def test_many_seeds_at_once_are_what_the_engine_trains(problem: int, lam: float,
 
 @pytest.mark.parametrize("lam", [-1.0, 0.0, 2.0])
 def test_classes_are_less_even_the_smaller_tau_is_whatever_lam_is(lam: float, beside) -> None:
-    """docs/results/fedtilt.md derives it: |R_1 - R_0| at a minimum falls as tau grows, and the sign stays."""
+    """docs/results/fedtilt-toy.md derives it: |R_1 - R_0| at a minimum falls as tau grows, and the sign stays."""
     seeds = load(beside, "fedtilt", "_seeds")
     data, gaps = seeds.toy(2, [0]), []
     for tau in (2.0, 0.0, -0.5):

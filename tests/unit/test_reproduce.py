@@ -156,6 +156,15 @@ def test_verdicts(table: Table, tmp_path: Path, fedavg: float, fedprox: float, v
     assert [h.verdict for h in held(table, ours)] == [claim]
 
 
+def test_rows_are_compared_over_the_seeds_that_both_have(table: Table, tmp_path: Path) -> None:
+    record = Record(table, tmp_path)
+    accuracy = {("fedavg", 0): 0.5, ("fedprox", 0): 0.6, ("fedprox", 1): 0.1}
+    for cell in table.cells:
+        leave(record.inbox, entry(cell, accuracy[cell.row, cell.seed]))
+    record.take_in()
+    assert [h.verdict for h in held(table, found(table, record))] == ["holds"]
+
+
 def test_the_largest_scale_is_what_is_shown(table: Table, tmp_path: Path) -> None:
     record, cell = Record(table, tmp_path), table.cells[0]
     for scale, accuracy in ((0.1, 0.2), (1.0, 0.8), (0.5, 0.4)):

@@ -6,7 +6,7 @@ Checksums of files are of their uncompressed bytes; checksums of downloads are o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,14 @@ _MNIST = DatasetInfo(
             "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
         ),
     ),
+)
+
+_BLENDED = replace(
+    _MNIST,
+    name="mnist-blended",
+    what="MNIST's digits, half of them blended from two: a stand-in for DirtyMNIST, made from MNIST's files",
+    samples=8_000,
+    folder="mnist",
 )
 
 _QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
@@ -379,6 +387,7 @@ CATALOGUE: dict[str, DatasetInfo] = {
     for info in (
         _DIGITS,
         _MNIST,
+        _BLENDED,
         _WRITERS,
         _FASHION,
         _emnist("byclass", "handwritten digits, capitals and small letters", 814_255, 62),

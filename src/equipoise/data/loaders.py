@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from equipoise.data.blended import blended
 from equipoise.data.catalogue import CATALOGUE
 from equipoise.data.federation import Dataset
 from equipoise.data.find import Found, folders, locate
@@ -27,6 +28,7 @@ from equipoise.data.formats import (
 from equipoise.data.pickled import read_pickled
 from equipoise.data.tokens import encode, vocabulary_of
 from equipoise.errors import EquipoiseError
+from equipoise.streams import Stream
 
 Array = NDArray[Any]
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -91,6 +93,16 @@ def fashion(found: Found) -> Dataset:
 def mnist(found: Found) -> Dataset:
     x, y, part = _idx_pair(found, "train", "t10k")
     return _dataset(found, x, y, {"part": part, **_writers(found, y, part)}, 1 / 255)
+
+
+def mnist_blended(
+    found: Found, *, clients: int = 5, samples: int = 1_600, least: float = 0.2, seed: int = 0
+) -> Dataset:
+    """MNIST's digits, some blended, see `blended`; partition "attribute" by the column "site" deals them as meant."""
+    x, y, _ = _idx_pair(found, "train", "t10k")
+    stream = Stream(seed).child("data", found.info.name)
+    x, y, columns = blended(x, y, stream, clients=clients, samples=samples, least=least)
+    return _dataset(found, x, y, columns, 1 / 255)
 
 
 def _writers(found: Found, y: Array, part: Array) -> dict[str, Array]:
@@ -178,14 +190,14 @@ def _leaf(found: Found, convert: Convert) -> tuple[Array, Array, dict[str, Array
     return np.concatenate(xs), np.concatenate(ys), columns
 
 
-def femnist(found: Found) -> Dataset:
-    """From LEAF's files, or an .npz of them with x, y, writer and split.
+def femnist(found: Found, *, inverted: bool = False) -> Dataset:
+    """From LEAF's files, or an .npz of them with x, y, writer and split; `inverted` is light on black, as EMNIST is.
 
     Its split 2, writers whose samples were not split, counts as training; "official_split" has it as it is.
     """
     if found.variant == "leaf":
         x, y, columns = _leaf(found, _leaf_image)
-        return _dataset(found, x, y, columns, 1 / 255)
+        return _dataset(found, 255 - x if inverted else x, y, columns, 1 / 255)
     path = found.one("*.npz")
     held = read_npz(path)
     if absent := [name for name in ("x", "y", "writer", "split") if name not in held]:
@@ -194,7 +206,7 @@ def femnist(found: Found) -> Dataset:
     if x.dtype != np.uint8 or x.shape[1:] != (28, 28) or any(v.shape != (len(x),) for v in (y, writer, split)):
         raise broken(path, f"x is {x.dtype} {x.shape}, y {y.shape}, writer {writer.shape}, split {split.shape}")
     columns = {"writer": _codes(writer), "part": split == 1, "official_split": split}
-    return _dataset(found, x[:, None], y, columns, 1 / 255)
+    return _dataset(found, (255 - x if inverted else x)[:, None], y, columns, 1 / 255)
 
 
 def _leaf_image(path: Path, user: str, x: list[Any], y: list[Any]) -> tuple[Array, Array]:
@@ -349,6 +361,7 @@ def adult(found: Found) -> Dataset:
 LOADERS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,
     "mnist": mnist,
+    "mnist-blended": mnist_blended,
     "fashion-mnist": fashion,
     "emnist-byclass": emnist,
     "emnist-balanced": emnist,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,18 +76,16 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
     row = claim.less or claim.more or ""
     outcomes: list[bool] = []
     against: list[str] = []
+    names = [None] if isinstance(claim.than, int | float) else claim.than or list(table.head.rows)
     for column in claim.columns or table.head.columns:
-        own = _mean(ours, row, column, claim.measure)
-        others = (
-            [claim.than]
-            if isinstance(claim.than, int | float)
-            else [_mean(ours, name, column, claim.measure) for name in claim.than or table.head.rows if name != row]
-        )
-        others = [v for v in others if not math.isnan(v)]
-        if math.isnan(own) or not others:
+        pairs = [_paired(ours, row, name, column, claim) for name in names if name != row]
+        pairs = [(own, other) for own, other in pairs if not math.isnan(own + other)]
+        if not pairs:
             continue
-        bound = min(others) - claim.by if claim.less else max(others) + claim.by
-        outcomes.append(own <= bound if claim.less else own >= bound)
+        sign = 1 if claim.less else -1
+        own, other = max(pairs, key=lambda pair: sign * (pair[0] - pair[1]))  # the hardest to beat
+        bound = other - sign * claim.by
+        outcomes.append(sign * own <= sign * bound)
         if not outcomes[-1]:
             against.append(f"{table.head.columns[column].title}: {own:.4g} against {bound:.4g}")
     if not outcomes:
@@ -96,6 +94,26 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
     return Held(claim, verdict, "; ".join(against))
 
 
-def _mean(ours: dict[tuple[str, str, str], Found], row: str, column: str, measure: str) -> float:
+def _paired(
+    ours: dict[tuple[str, str, str], Found], row: str, other: str | None, column: str, claim: Claim
+) -> tuple[float, float]:
+    """The means of two rows over the seeds that both have, or over all of each if they share none."""
+    own = _by_seed(ours, row, column, claim.measure)
+    if other is None:
+        return _mean(own.values()), float(claim.than)  # type: ignore[arg-type]
+    theirs = _by_seed(ours, other, column, claim.measure)
+    both = own.keys() & theirs.keys()
+    if not both:
+        return _mean(own.values()), _mean(theirs.values())
+    return _mean(own[s] for s in both), _mean(theirs[s] for s in both)
+
+
+def _by_seed(ours: dict[tuple[str, str, str], Found], row: str, column: str, measure: str) -> dict[int, float]:
     cell = ours.get((row, column, measure))
-    return cell.mean if cell else float("nan")
+    numbers = {e["seed"]: e["numbers"].get(measure) for e in cell.entries} if cell else {}
+    return {seed: value for seed, value in numbers.items() if value is not None}
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return float(np.mean(found)) if found else float("nan")
