@@ -35,7 +35,7 @@ def step(params: list[Tensor], x: Tensor, y: Tensor, lr: float) -> None:
 def rounds(given: Problem, ended: Callable[[int], None] = lambda done: None) -> dict[str, np.ndarray]:
     assert given.model == "mlp"
     x, y = samples(given)
-    x, index, sizes = x.flatten(1), torch.from_numpy(given.index), torch.from_numpy(given.sizes).float()
+    x, index, sizes = x.flatten(1), torch.from_numpy(given.index), torch.from_numpy(given.sizes).to(x.dtype)
     model = [torch.from_numpy(w) for w in given.weights.values()]
     k = index.shape[1]
     for t in range(given.rounds):

@@ -33,7 +33,8 @@ def simulation(given: Problem, executor: str, workers: int) -> Simulation:
     world = scenario(fed, given.model, given.rounds, k, batch, given.lr)
     for p, w in zip(weights(world.model).values(), given.weights.values(), strict=True):
         p.data.copy_(torch.from_numpy(w))
-    run = Run(executor=executor, workers=workers, replay="on", device="cpu")  # type: ignore[arg-type]
+    dtype = str(given.x.dtype)
+    run = Run(executor=executor, workers=workers, replay="on", device="cpu", dtype=dtype)  # type: ignore[arg-type]
     return Simulation(world, Method(), run)
 
 

@@ -25,7 +25,7 @@ def network(kind: str) -> nn.Sequential:
 
 def model(given: Problem) -> nn.Sequential:
     """The network with the given weights; names differ between systems, the order does not."""
-    made = network(given.model)
+    made = network(given.model).to(torch.from_numpy(given.x).dtype)
     with torch.no_grad():
         for p, w in zip(made.parameters(), given.weights.values(), strict=True):
             p.copy_(torch.from_numpy(w))

@@ -20,8 +20,8 @@ from torch import Tensor
 Floats = NDArray[np.float64]
 Array = NDArray[Any]
 
-_CHUNK = 1 << 17  # numbers: as float64 they stay in a core's own cache
-"""How many numbers `conflicts` turns into float64 at a time (32 MiB)."""
+_CHUNK = 1 << 17  # numbers that `conflicts` turns into float64 at a time: they stay in a core's own cache
+_COLUMNS = 1 << 16  # columns that it adds up in float32 at a time: rounding grows with their number
 
 
 # ------------------------------------------------------------------------------------------------- per client
@@ -223,13 +223,40 @@ def conflicts(updates: Tensor, direction: Tensor, layers: Mapping[str, Sequence[
     Client k is in conflict where u_k . direction < 0: the step w - direction leads uphill for it. FedLF's Table 2
     counts g_k . d > 0 for the step w + d, which is the same, since its d is minus our direction.
     """
-    dots = {name: _dots(updates, direction, parts) for name, parts in layers.items()}
-    d = direction.shape[0]
-    covered = sum(part.stop - part.start for parts in layers.values() for part in parts)
-    whole = torch.stack(list(dots.values())).sum(0) if covered == d > 0 else _dots(updates, direction, [slice(0, d)])
-    named = {f"{name} (layer)" if name == "model" else name: dot for name, dot in dots.items()}
-    against = (torch.stack([whole, *named.values()]) < 0).sum(1).tolist()
-    return dict(zip(("model", *named), against, strict=True))
+    d, groups = direction.shape[0], list(layers.values())
+    complete = sum(part.stop - part.start for parts in groups for part in parts) == d > 0
+    dots = _products(updates, direction, groups if complete else [*groups, [slice(0, d)]])
+    whole = dots.sum(0) if complete else dots[-1]
+    names = [f"{name} (layer)" if name == "model" else name for name in layers]
+    against = (torch.cat([whole[None], dots[: len(groups)]]) < 0).sum(1).tolist()
+    return dict(zip(("model", *names), against, strict=True))
+
+
+def _products(updates: Tensor, direction: Tensor, groups: Sequence[Sequence[slice]]) -> Tensor:
+    """[groups, K]: inner products whose signs, and those of their sums over groups, are those that float64 gives.
+
+    On a CPU float32 is tried first, in half the time: where rounding cannot have turned a sign, that is good enough.
+    """
+    if updates.device.type != "cpu" or updates.dtype != torch.float32 or direction.dtype != torch.float32:
+        return torch.stack([_dots(updates, direction, parts) for parts in groups])
+    rough = [_rough(updates, direction, parts) for parts in groups]
+    dots, off = torch.stack([dot for dot, _ in rough]), torch.stack([off for _, off in rough])
+    sure = (dots.abs() > off).all(0) & (dots.sum(0).abs() > off.sum(0))  # never true of NaN or infinity - infinity
+    if not bool(sure.all()):
+        left = updates[~sure]
+        dots[:, ~sure] = torch.stack([_dots(left, direction, parts) for parts in groups])
+    return dots
+
+
+def _rough(updates: Tensor, direction: Tensor, parts: Sequence[slice]) -> tuple[Tensor, Tensor]:
+    """[K]: the inner products in float32, and how far off they may be."""
+    dot, off = torch.zeros((2, updates.shape[0]), dtype=torch.float64)
+    for piece in _pieces(parts, _COLUMNS):
+        u, v = updates[:, piece], direction[piece]
+        dot += u @ v
+        norms = torch.linalg.vector_norm(u, dim=1) * torch.linalg.vector_norm(v)
+        off.add_(norms, alpha=len(v) * 2.0**-23)  # twice the bound for a sum of so many products
+    return dot, off + 1e-30  # and what numbers too small for float32 leave
 
 
 def _joined(parts: Sequence[slice]) -> list[slice]:
@@ -242,15 +269,21 @@ def _joined(parts: Sequence[slice]) -> list[slice]:
     return out
 
 
+def _pieces(parts: Sequence[slice], columns: int) -> list[slice]:
+    """The same columns in slices that are no longer than that."""
+    return [
+        slice(start, min(start + columns, part.stop))
+        for part in _joined(parts)
+        for start in range(part.start, part.stop, columns)
+    ]
+
+
 def _dots(updates: Tensor, direction: Tensor, parts: Sequence[slice]) -> Tensor:
     """[K]: the inner products over some slices, in float64, a few columns at a time."""
     total = torch.zeros(updates.shape[0], dtype=torch.float64, device=updates.device)
     room = _CHUNK if updates.device.type == "cpu" else 512 * _CHUNK
-    step = max(1, room // max(1, updates.shape[0]))
-    for part in _joined(parts):
-        for start in range(part.start, part.stop, step):
-            piece = slice(start, min(start + step, part.stop))
-            total += updates[:, piece].double() @ direction[piece].double()
+    for piece in _pieces(parts, max(1, room // max(1, updates.shape[0]))):
+        total += updates[:, piece].double() @ direction[piece].double()
     return total
 
 

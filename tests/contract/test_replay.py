@@ -67,6 +67,27 @@ def test_fedavg_overwrites_its_model_in_place_and_nobody_elses() -> None:
     assert torch.equal(other, before) and not torch.equal(sim.server.w, before)
 
 
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_a_plain_step_is_taken_with_the_model_in_parts_and_a_step_that_looks_at_all_of_it_is_not(executor: str) -> None:
+    for name, in_parts in (("fedavg", True), ("fedprox", False)):
+        sim = after(METHODS[name].make(), "on", executor, rounds=1)
+        assert sim.simulator.replay is not None
+        for play in sim.simulator.replay._made.values():
+            assert play is not None and (play.recorded.apart is not None) is in_parts
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
+def test_the_update_is_the_same_whether_or_not_the_models_at_the_end_are_wanted(name: str, executor: str) -> None:
+    fed = contract.sample_federation((6, 5, 1, 4))
+    sim = after(METHODS[name].make(), "on", executor, rounds=1, fed=fed)
+    plan = sim.server.plan()
+    both, updates = (sim.simulator.train(plan, plan.ids, {}, ends=ends) for ends in (True, False))
+    assert updates.end is None and both.end is not None
+    assert torch.equal(updates.updates, both.updates)
+    assert torch.equal(both.updates, plan.w - both.end)
+
+
 @pytest.mark.parametrize("model", ["cnn", "dropout", "linear"])
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 def test_convolutions_and_dropout_are_played_back(model: str, executor: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.core import Method
-from equipoise.engine.admission import admit, decode
+from equipoise.engine.admission import admit, all_finite, decode
 from equipoise.engine.exchange import Replies
 from equipoise.engine.settings import Admission, Run
 from equipoise.layout import Layout
@@ -153,3 +153,15 @@ def test_a_lie_about_size_is_told_and_can_be_capped() -> None:
         sim.step()
     far = (fooled.server.w - honest.server.w).norm()
     assert float((capped.server.w - honest.server.w).norm()) < 0.9 * float(far)
+
+
+def test_one_number_that_is_not_finite_is_found_and_a_sum_that_overflows_is_not_taken_for_one() -> None:
+    large = torch.full((3, 4), 3e38)
+    assert torch.isinf(large.sum())
+    assert all_finite([large, torch.zeros(0), torch.arange(3)])
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        spoiled = torch.ones(3, 4)
+        spoiled[1, 2] = bad
+        assert not all_finite([large, spoiled])
+    assert not all_finite([large], torch.tensor(False))
+    assert all_finite([])

@@ -1,11 +1,13 @@
 """Batches: every client sees all of its data in every epoch, in an order of its own."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.at import Schedule
 from equipoise.data.federation import Split
+from equipoise.engine import batches
 from equipoise.engine.batches import plan_batches
 from equipoise.streams import Stream
 
@@ -60,3 +62,16 @@ def test_the_full_batch_is_all_of_the_clients_data_in_one_step() -> None:
     got = plan_batches(split_of([3, 9]), torch.arange(2), Schedule(1, None, None), Stream(0))
     assert got.steps == (1, 1)
     assert got.mask.sum(-1).tolist() == [[[3, 9]]]
+
+
+@given(SIZES, st.integers(1, 8), st.integers(1, 30), st.integers(1, 2))
+def test_orders_in_a_table_and_in_strips_are_the_same(sizes: list[int], batch: int, steps: int, b: int) -> None:
+    asked = split_of(sizes), torch.arange(len(sizes)), Schedule(1, steps, batch), Stream(3), b
+    with pytest.MonkeyPatch.context() as patch:
+        made = []
+        for empty in (0, 10**9):  # never a table, always one
+            patch.setattr(batches, "_EMPTY", empty)
+            made.append(plan_batches(*asked))
+    strips, table = made
+    assert strips.steps == table.steps and torch.equal(strips.mask, table.mask)
+    assert torch.equal(strips.index[strips.mask], table.index[table.mask])

@@ -257,6 +257,17 @@ def test_conflicts_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -
     assert conflicts(updates, direction, layers) == expected
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 1000))
+def test_conflicts_are_those_of_float64_also_where_an_update_is_all_but_orthogonal(k: int, seed: int) -> None:
+    g = Stream(seed).torch()
+    direction = torch.randn(60, generator=g)
+    updates = torch.randn(k, 60, generator=g)
+    updates -= (updates @ direction)[:, None] * direction / direction.square().sum()  # what is left is rounding
+    layers = {"a": [slice(0, 25)], "b": [slice(25, 60)]}
+    assert conflicts(updates, direction, layers) == conflicts(updates.double(), direction.double(), layers)
+
+
 def test_conflicts_survive_what_overflows_float32() -> None:
     updates = torch.tensor([[1e30, -2e30], [1e30, 1e30]])
     assert conflicts(updates, torch.tensor([1e30, 1e30]), {"all": [slice(0, 2)]}) == {"model": 1, "all": 1}

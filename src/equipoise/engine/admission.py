@@ -8,7 +8,7 @@ been absent. Nothing in here raises for anything a client can send.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -83,9 +83,19 @@ def _all_sound(replies: Replies) -> bool:
         return False
     told = [replies.updates, replies.sizes, *replies.signals.values()]
     told += [] if replies.losses is None else [replies.losses]
-    # One NaN or infinity spoils a sum, the cheapest look at all of them; a sum that overflows is looked into.
-    sound = [torch.isfinite(t.sum()) for t in told if t.is_floating_point()]
-    return bool(torch.stack([*sound, (replies.sizes >= 0).all()]).all())
+    return all_finite(told, (replies.sizes >= 0).all())
+
+
+def all_finite(tensors: Iterable[Tensor], *more: Tensor) -> bool:
+    """Whether all numbers are finite, and `more` flags true, in one question to the device.
+
+    One NaN or infinity spoils a sum, the cheapest look at all of them; a sum that overflows is looked into.
+    """
+    told = [t for t in tensors if t.is_floating_point()]
+    looks = [*(torch.isfinite(t.sum()) for t in told), *more]
+    if not looks or bool(torch.stack(looks).all()):
+        return True
+    return all(bool(torch.isfinite(t).all()) for t in told) and all(bool(m) for m in more)
 
 
 def _first_failures(replies: Replies, settings: Admission) -> Tensor:

@@ -16,6 +16,8 @@ from equipoise.at import Schedule
 from equipoise.data.federation import Split
 from equipoise.streams import Stream
 
+_EMPTY = 2  # times as large as its content a table of orders may be
+
 
 @dataclass(frozen=True)
 class Batches:
@@ -62,8 +64,8 @@ def plan_batches(
     runs = (steps + laps.clamp(min=1) - 1) // laps.clamp(min=1)
     layers = []
     for j in range(per_step):
-        order, first = _orders(split, ids, known, runs, stream.child(j))
-        entry = first + epoch * size + place * width
+        order, first, pitch = _orders(split, ids, known, runs, stream.child(j))
+        entry = first + epoch * pitch + place * width
         at = (entry[..., None] + within).masked_fill(~mask, 0)
         layers.append(order[at] if len(order) else torch.zeros_like(at))
     index = torch.stack(layers, 1) if layers else column.new_zeros((0, 0, 0, 0))
@@ -71,16 +73,44 @@ def plan_batches(
     return Batches(index, mask[:, None].expand_as(index), tuple(steps.tolist()), tuple(widths.tolist()))
 
 
-def _orders(split: Split, ids: Tensor, sizes: Tensor, epochs: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
-    """Every client's sample numbers, shuffled anew for each epoch and laid end to end, and where each client begins.
+def _orders(split: Split, ids: Tensor, sizes: Tensor, epochs: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+    """Every client's sample numbers, shuffled anew for each epoch and laid end to end; where each client begins [K],
+    and how far its epochs lie apart [K].
 
     `sizes` and `epochs` [K] are in host memory, so that the lengths of everything are known without asking the device.
+    Where clients have about as much to do, their orders are the rows of one table, sorted at once; where a few have
+    many times more than others, a table would be mostly empty.
     """
+    total, k = int((sizes * epochs).sum()), len(ids)
+    longest, most = (int(t.max()) if k else 0 for t in (sizes, epochs))
+    if 0 < k * most * longest <= _EMPTY * total:
+        return _table(split, ids, sizes, longest, most, stream)
+    return _strips(split, ids, sizes, epochs, total, stream)
+
+
+def _table(
+    split: Split, ids: Tensor, sizes: Tensor, longest: int, epochs: int, stream: Stream
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All orders [K, epochs, longest], flat; what lies behind a client's own samples is never looked at."""
+    device, k = ids.device, len(ids)
+    place = torch.arange(longest, device=device)
+    key = stream.bits(ids[:, None, None], torch.arange(epochs, device=device)[:, None], place)
+    if int(sizes.min()) < longest:
+        key = key.masked_fill(place >= sizes.to(device)[:, None, None], torch.iinfo(torch.int64).max)
+    at = split.start[ids][:, None, None] + torch.argsort(key, dim=-1, stable=True)
+    order = split.index[at.clamp_(max=len(split.index) - 1).flatten()]
+    each = torch.full((k,), longest, device=device)
+    return order, torch.arange(k, device=device) * (epochs * longest), each
+
+
+def _strips(
+    split: Split, ids: Tensor, sizes: Tensor, epochs: Tensor, total: int, stream: Stream
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same orders one behind the other, without room between them."""
     device = ids.device
     client = torch.repeat_interleave(torch.arange(len(ids)), epochs)  # one entry per (client, epoch)
     each = sizes[client]
     begin = each.cumsum(0) - each
-    total = int(each.sum())
     epoch = torch.arange(len(client)) - (epochs.cumsum(0) - epochs)[client]
     client, each, begin, epoch = (t.to(device) for t in (client, each, begin, epoch))
     run = torch.repeat_interleave(torch.arange(len(client), device=device), each, output_size=total)
@@ -89,4 +119,5 @@ def _orders(split: Split, ids: Tensor, sizes: Tensor, epochs: Tensor, stream: St
     shuffled = torch.argsort(key, stable=True)
     shuffled = shuffled[torch.argsort(run[shuffled], stable=True)]
     laid = sizes * epochs
-    return split.index[split.start[ids][client][run] + place[shuffled]], (laid.cumsum(0) - laid).to(device)
+    order = split.index[split.start[ids][client][run] + place[shuffled]]
+    return order, (laid.cumsum(0) - laid).to(device), sizes.to(device)

@@ -37,6 +37,8 @@ class Work:
     round: int
     stream: Stream
     losses: bool
+    ends: bool = True
+    """Whether anybody will look at the models at the end, and not only at the updates."""
 
     def cut(self, c: slice) -> Work:
         message = {n: t[c] for n, t in self.message.items()}
@@ -48,24 +50,36 @@ class Done:
     """What came of it: the update that is sent, the model at the end, the state that is kept."""
 
     updates: Tensor
-    end: Tensor
+    end: Tensor | None
+    """None where nobody asked for it."""
     state: State
     losses: Tensor | None
     signals: State = field(default_factory=dict)
 
 
-def client_round(rule: ClientRule, world: World, work: Work, state: State, alone: Callable[..., Tensor]) -> Done:
-    """Report, begin, every local step, end: for all rows of `work`, which are clients."""
+def client_round(
+    rule: ClientRule, world: World, work: Work, state: State, alone: Callable[..., Tensor], update: Tensor
+) -> Done:
+    """Report, begin, every local step, end: for all rows of `work`, which are clients; `update` [K, d] is filled."""
     batches = work.batches.to(work.received.device)
     view = View(world, work.ids, rule, batches, work.received, work.message, work.lr, work.round, work.stream, alone)
     losses = view.risk(work.received) if work.losses else None
     signals = rule.report(state, view)
     start, extra = rule.begin(work.received, state, view)
-    played = None if world.replay is None else world.replay.steps(rule, view, start, {**state, **extra})
+    direct = update if not work.ends and type(rule).end is ClientRule.end else None
+    played = None if world.replay is None else world.replay.steps(rule, view, start, {**state, **extra}, direct)
     w, now = played or _step_by_step(rule, view, start, {**state, **extra})
+    if w is None:  # the steps have written the update
+        return Done(update, None, _finite_or(_lasting(now, state), state), losses, signals)
     end, now = rule.end(w, now, view)
-    kept = {name: now[name] for name in state}
-    return Done(start - end, end, _finite_or(kept, state), losses, signals)
+    with torch.no_grad():
+        torch.sub(start, end, out=update)
+    return Done(update, end if work.ends else None, _finite_or(_lasting(now, state), state), losses, signals)
+
+
+def _lasting(now: State, state: State) -> State:
+    """What outlives the round: what there was before it."""
+    return {name: now[name] for name in state}
 
 
 def _step_by_step(rule: ClientRule, view: View, w: Tensor, state: State) -> tuple[Tensor, State]:
@@ -108,14 +122,17 @@ class Executor:
         return cuts(k, d, self.world.vectorised)
 
     def run(self, rule: ClientRule, work: Work, state: State, alone: Callable[..., Tensor]) -> Done:
+        updates = torch.empty_like(work.received, memory_format=torch.contiguous_format)  # everyone fills its rows
+
         def one(c: slice) -> Done:
-            return client_round(rule, self.world, work.cut(c), {n: t[c] for n, t in state.items()}, alone)
+            return client_round(rule, self.world, work.cut(c), {n: t[c] for n, t in state.items()}, alone, updates[c])
 
         cuts = self._cuts(*work.received.shape)
         if self.world.vectorised or self.workers == 1:
-            return _join([one(c) for c in cuts])
-        with ThreadPoolExecutor(self.workers) as pool:
-            return _join(list(pool.map(one, cuts)))
+            return _join([one(c) for c in cuts], updates)
+        # A thread that has not asked yet lets convolutions take all cores, whatever was set for the process.
+        with ThreadPoolExecutor(self.workers, initializer=torch.get_num_threads) as pool:
+            return _join(list(pool.map(one, cuts)), updates)
 
     def prepare(
         self, rule: ClientRule, ids: Tensor, rows: Tensor, lr: float, stream: Stream, alone: Callable[..., Tensor]
@@ -147,7 +164,9 @@ class Executor:
             at, now = busy.to(rows.device), stream.child(epoch)
             window = Schedule(epochs=min(stop.window, stop.cap - epoch), batch=schedule.batch)
             batches = plan_batches(self.world.train, ids[at].cpu(), window, now)
-            rows[at] = plain.run(SGD(), Work(ids[at], rows[at], batches, {}, lr, 0, now, False), {}, _no_alone).end
+            done = plain.run(SGD(), Work(ids[at], rows[at], batches, {}, lr, 0, now, False), {}, _no_alone)
+            assert done.end is not None
+            rows[at] = done.end
             loss = self.risk(ids[at], rows[at])
             going = (last[at] - loss) > stop.tolerance * last[at].abs()
             last[at] = loss
@@ -161,15 +180,18 @@ def _no_alone(ids: Tensor, stop: Stop) -> Tensor:
     raise RuntimeError("training alone inside of training alone")
 
 
-def _join(parts: list[Done]) -> Done:
+def _join(parts: list[Done], updates: Tensor) -> Done:
+    """All rows' results as one; the updates are in their places already."""
     first = parts[0]
     if len(parts) == 1:
         return first
+    ends = [p.end for p in parts if p.end is not None]
+    losses = [p.losses for p in parts if p.losses is not None]
     return Done(
-        torch.cat([p.updates for p in parts]),
-        torch.cat([p.end for p in parts]),
+        updates,
+        torch.cat(ends) if ends else None,
         _stacked([p.state for p in parts]),
-        None if first.losses is None else torch.cat([p.losses for p in parts if p.losses is not None]),
+        torch.cat(losses) if losses else None,
         _stacked([p.signals for p in parts]),
     )
 

@@ -58,7 +58,10 @@ class Net:
         """A copy of the module for one caller at a time: functional_call swaps parameters in place, so threads must
         not share one."""
         spare = self._spare[train]
-        module = spare.pop() if spare else copy.deepcopy(self.module).train(train)
+        try:
+            module = spare.pop()
+        except IndexError:  # asking first would leave time for another thread to take the last one
+            module = copy.deepcopy(self.module).train(train)
         try:
             yield module
         finally:

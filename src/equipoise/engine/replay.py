@@ -7,8 +7,8 @@ batch, the key of dropout, the step size. A step that cannot be recorded runs as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import Lock
 from typing import NoReturn
 
@@ -18,7 +18,8 @@ from torch import Tensor
 from equipoise.at import Stop
 from equipoise.core import ClientRule, State
 from equipoise.data.federation import SPLITS
-from equipoise.engine.record import Unrecordable, record
+from equipoise.engine.record import Recorded, Unrecordable, record
+from equipoise.engine.stage import InOne, InParts
 from equipoise.engine.view import View, World
 
 Inputs = dict[str, Tensor]
@@ -74,16 +75,34 @@ def _refuse(reason: str) -> NoReturn:
     raise Unrecordable(reason)
 
 
-@dataclass(frozen=True)
 class Played:
     """A recorded step: inputs by name -> the model, which it overwrites, and the state."""
 
-    names: tuple[str, ...]
-    run: Callable[..., Sequence[Tensor]]
+    def __init__(self, names: tuple[str, ...], recorded: Recorded) -> None:
+        self.names, self.recorded = names, recorded
+        self.state = tuple(n for n in names if n.startswith(_STATE))
+        self.used = {n for n, used in zip(names, recorded.used, strict=True) if used} | {"w", *self.state}
+        self._spare: list[InParts] = []
 
     def __call__(self, inputs: Inputs) -> tuple[Tensor, State]:
-        w, *state = self.run(*(inputs[n] for n in self.names))
-        return w, dict(zip((n for n in self.names if n.startswith(_STATE)), state, strict=True))
+        w, *state = self.recorded.run(*(inputs[n] for n in self.names))
+        return w, dict(zip(self.state, state, strict=True))
+
+    @contextmanager
+    def model(self, rows: Tensor) -> Iterator[InOne | InParts]:
+        """These models, for one caller at a time to take steps with; the room for parts is kept for the next one."""
+        if self.recorded.apart is None:
+            yield InOne(self.recorded, rows)
+            return
+        try:
+            model = self._spare.pop()
+        except IndexError:
+            model = InParts(self.recorded.apart, rows)
+        model.enter(rows)
+        try:
+            yield model
+        finally:
+            self._spare.append(model)
 
 
 def played(rule: ClientRule, world: World, inputs: Inputs) -> Played:
@@ -140,20 +159,26 @@ class Captured:
             self._body(hold)
         return graph
 
-    def rounds(self, fixed: Inputs, each: Inputs, active: Tensor | None) -> tuple[Tensor, State]:
+    def rounds(
+        self, fixed: Inputs, each: Inputs, active: Tensor | None, update: Tensor | None
+    ) -> tuple[Tensor | None, State]:
         """All steps of a round; `active` [S, K] says who has one left."""
         steps = len(each["index"])
-        for name, t in fixed.items():
-            self.fixed[name].copy_(t)
-        for name, t in each.items():
-            self.each[name][:steps].copy_(t)
+        for name in self.play.used & fixed.keys():
+            self.fixed[name].copy_(fixed[name])
+        for name in self.play.used & each.keys():
+            self.each[name][:steps].copy_(each[name])
         if active is not None:
             self.active[:steps].copy_(active)
         self.at.zero_()
         graph = self.graphs[active is not None]
         for _ in range(steps):
             graph.replay()
-        return self.fixed["w"].clone(), {n: t.clone() for n, t in self.fixed.items() if n.startswith(_STATE)}
+        state = {n: t.clone() for n, t in self.fixed.items() if n.startswith(_STATE)}
+        if update is None:
+            return self.fixed["w"].clone(), state
+        torch.sub(fixed["w"], self.fixed["w"], out=update)
+        return None, state
 
 
 class Replay:
@@ -171,8 +196,13 @@ class Replay:
         self._captured: dict[object, Captured | None] = {}
         self._lock = Lock()
 
-    def steps(self, rule: ClientRule, view: View, w: Tensor, state: State) -> tuple[Tensor, State] | None:
-        """All local steps of a round; None if they have to be taken one by one."""
+    def steps(
+        self, rule: ClientRule, view: View, w: Tensor, state: State, update: Tensor | None = None
+    ) -> tuple[Tensor | None, State] | None:
+        """All local steps of a round: the model and state at their end; None if they have to be taken one by one.
+
+        With `update`, w less that model is written there, and no model is given back: one pass less over all rows.
+        """
         batches = view.batches
         _, _, k, width = batches.index.shape
         if batches.longest == 0 or k not in self.clients or width != self.batch:
@@ -185,9 +215,9 @@ class Replay:
                 return None
             graph = self._graph(rule, play, first, batches.longest) if self.capture else None
             if graph is None:
-                end, new = _walk(play, fixed, each, batches.steps)
+                end, new = _walk(play, fixed, each, batches.steps, update)
             else:
-                end, new = graph.rounds(fixed, each, _active(batches.steps, w.device))
+                end, new = graph.rounds(fixed, each, _active(batches.steps, w.device), update)
         return end, {n.removeprefix(_STATE): t for n, t in new.items()}
 
     def _recorded(self, rule: ClientRule, world: World, inputs: Inputs) -> Played | None:
@@ -244,18 +274,22 @@ def _active(steps: Sequence[int], device: torch.device) -> Tensor | None:
     return (torch.arange(longest)[:, None] < torch.tensor(steps)[None]).to(device)
 
 
-def _walk(play: Played, fixed: Inputs, each: Inputs, steps: Sequence[int]) -> tuple[Tensor, State]:
+def _walk(
+    play: Played, fixed: Inputs, each: Inputs, steps: Sequence[int], update: Tensor | None
+) -> tuple[Tensor | None, State]:
     """Step after step. Clients that have none left keep what they had."""
-    lasting = ["w", *(n for n in fixed if n.startswith(_STATE))]
-    now = {**fixed, "w": fixed["w"].clone(memory_format=torch.contiguous_format)}
-    for s in range(max(steps)):
-        rest = [k for k, n in enumerate(steps) if n <= s]
-        kept = {n: now[n][rest] for n in lasting} if rest else {}
-        old = now["w"]
-        w, state = play({**now, **{n: t[s] for n, t in each.items()}})
-        now |= {"w": w, **state}
-        for name, rows in kept.items():
-            at = torch.tensor(rest, device=rows.device)
-            mine = name == "w" and now["w"] is old  # nobody else holds on to it
-            now[name] = now[name].index_copy_(0, at, rows) if mine else now[name].index_copy(0, at, rows)
-    return now["w"], {n: now[n] for n in lasting[1:]}
+    state = {n: fixed[n] for n in play.state}
+    with play.model(fixed["w"]) as model:
+        for s in range(max(steps)):
+            now = {**fixed, **state, **{n: t[s] for n, t in each.items()}}
+            rest = torch.tensor([k for k, n in enumerate(steps) if n <= s], device=fixed["w"].device)
+            kept = model.take(rest) if len(rest) else []
+            new = dict(zip(play.state, model.step([now[n] for n in play.names[1:]]), strict=True))
+            if len(rest):
+                model.put(rest, kept)
+                new = {n: t.index_copy(0, rest, state[n][rest]) for n, t in new.items()}
+            state = new
+        if update is None:
+            return model.end(), state
+        model.less(fixed["w"], update)
+    return None, state

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import Cohort, Method, Outcome, State
-from equipoise.engine.admission import admit
+from equipoise.engine.admission import admit, all_finite
 from equipoise.engine.exchange import Exchange, Plan, Replies
 from equipoise.engine.guard import probed
 from equipoise.engine.participation import Participants
@@ -138,13 +138,14 @@ class Server:
             outcome = self.rule(cohort, self.state)
         except EquipoiseError as error:  # say, Krum when too many clients dropped out
             return None, f"the server rule refused: {error.message}"
-        if not bool(torch.isfinite(self.w - outcome.direction).all()):
-            return None, "the model would not be finite"
-        if not all(bool(torch.isfinite(t).all()) for t in outcome.state.values()):
-            return None, "the server's state would not be finite"
-        if outcome.downloads is not None and not bool(torch.isfinite(outcome.downloads).all()):
-            return None, "a download would not be finite"
-        return outcome, ""
+        said = {
+            "the model would not be finite": [self.w - outcome.direction],
+            "the server's state would not be finite": list(outcome.state.values()),
+            "a download would not be finite": [] if outcome.downloads is None else [outcome.downloads],
+        }
+        if all_finite(t for part in said.values() for t in part):
+            return outcome, ""
+        return None, next(reason for reason, part in said.items() if part and not all_finite(part))
 
     # ------------------------------------------------------------------------------------------- to and from a file
 

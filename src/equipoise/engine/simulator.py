@@ -83,7 +83,8 @@ class Simulator:
         keep = torch.isin(plan.ids, ids)
         messages = {n: t[keep] for n, t in plan.messages.items()}
         sizes = self.claimed[here].to(plan.w.device)
-        done = self.train(plan, ids, messages)
+        self._last = None  # so that its memory can be used again
+        done = self.train(plan, ids, messages, ends=type(self.rule).receive is not ClientRule.receive)
         self.store.put(here, done.state)
         self._last = ids, done
         return self._attacked(plan, Replies(ids, done.updates, sizes, done.losses, done.signals))
@@ -93,9 +94,12 @@ class Simulator:
         rule = self.rule.finish()
         if rule is not None:
             for ids in torch.split(plan.ids, _TOGETHER):
-                self.store.put(ids, self.train(plan, ids, {}, rule).state)
+                self.store.put(ids, self.train(plan, ids, {}, rule, ends=False).state)
 
-    def train(self, plan: Plan, ids: Tensor, messages: State, rule: ClientRule | None = None) -> Done:
+    def train(
+        self, plan: Plan, ids: Tensor, messages: State, rule: ClientRule | None = None, ends: bool = True
+    ) -> Done:
+        """What these clients make of a plan; `ends` says whether their models at the end are wanted too."""
         rule, stream = rule or self.rule, self.stream.child("batch", plan.round)
         here, (round, known, ready) = ids.cpu(), self._foreseen
         foreseen = rule is self.rule and round == plan.round and torch.equal(known, here)
@@ -103,9 +107,8 @@ class Simulator:
         if self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
         received = plan.w.expand(len(ids), -1)
-        work = Work(
-            ids, received, batches, messages, plan.lr, plan.round, stream.child("model"), "losses" in plan.needs
-        )
+        losses, chance = "losses" in plan.needs, stream.child("model")
+        work = Work(ids, received, batches, messages, plan.lr, plan.round, chance, losses, ends)
         executor = self.executor(self._disturb(plan.round))
         return executor.run(rule, work, self.states(ids), self._alone)
 
@@ -159,8 +162,10 @@ class Simulator:
     def probe(self, plan: Plan, ids: Tensor, models: Tensor) -> Tensor:
         executor = self.executor()
         answers = torch.stack([executor.risk(ids, m.expand(len(ids), -1)) for m in models])
+        if self.attack is None:
+            return answers
         bad = self.malicious.to(ids.device)[ids]
-        if self.attack is None or not bool(bad.any()):
+        if not bool(bad.any()):
             return answers
         sizes, stream = self.claimed[ids.cpu()].to(ids.device)[bad], self.stream.child("attack", plan.round, "probe")
         told = [self.attack.lie(Claims(sizes, a[bad], {}), stream.child(t)).losses for t, a in enumerate(answers)]
@@ -181,6 +186,8 @@ class Simulator:
     def deliver(self, plan: Plan, ids: Tensor, downloads: Tensor) -> None:
         assert self._last is not None
         trained, done = self._last
+        if done.end is None:  # clients that do not take deltas
+            return
         at = torch.searchsorted(trained, ids)
         state = {n: t[at] for n, t in done.state.items()}
         self.store.put(ids, self.rule.receive(done.end[at], state, downloads))
@@ -210,8 +217,10 @@ class Simulator:
         return disturb
 
     def _attacked(self, plan: Plan, replies: Replies) -> Replies:
+        if self.attack is None:
+            return replies
         bad = self.malicious.to(replies.ids.device)[replies.ids]
-        if self.attack is None or not bool(bad.any()):
+        if not bool(bad.any()):
             return replies
         stream = self.stream.child("attack", plan.round)
         claims = Claims(
