@@ -75,6 +75,20 @@ def mlp(
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), **layers))
 
 
+class Standardise(nn.Module):
+    """x less a mean, divided by a deviation."""
+
+    def __init__(self, mean: float, deviation: float) -> None:
+        super().__init__()
+        self.mean, self.deviation = mean, deviation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.deviation
+
+    def extra_repr(self) -> str:
+        return f"{self.mean}, {self.deviation}"
+
+
 def cnn(
     shape: Shape,
     classes: int,
@@ -83,16 +97,18 @@ def cnn(
     channels: Wholes = (32, 64),
     kernel: int | Wholes = 5,
     padding: str = "same",
-    pool: int = 2,
+    pool: int | Wholes = 2,
     hidden: Wholes = (512,),
     dropout: Chances = (),
     activation: str = "relu",
     margin: int = 0,
+    standardise: Sequence[float] = (),
 ) -> nn.Module:
     """Convolutions, each with an activation and a max-pool behind it, then linear layers.
 
-    `kernel` is one size or one per convolution; `dropout[i]` is the chance that an input of the i-th linear layer is
-    dropped; `margin` zeros are put around the image first. The default on 28x28 images is McMahan et al.'s CNN
+    `kernel` and `pool` are one size or one per convolution, a pool of 1 being none; `dropout[i]` is the chance that an
+    input of the i-th linear layer is dropped; `margin` zeros are put around the image first, and then it is
+    standardised, by a mean and a deviation if they are given. The default on 28x28 images is McMahan et al.'s CNN
     ("Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; 1,663,370).
     """
     planes, *sides = _image("cnn", shape)
@@ -100,18 +116,23 @@ def cnn(
     if len(kernels) != len(channels) or (same and not all(k % 2 for k in kernels)):
         hint = 'one size, or one for each number of channels; odd ones with padding "same"'
         raise EquipoiseError(f"model cnn: kernel is {kernel}, channels are {channels}, padding is {padding!r}", hint)
+    pools = [pool] * len(channels) if isinstance(pool, int) else pool
+    if len(pools) != len(channels):
+        raise EquipoiseError(f"model cnn: pool is {pool}, channels are {channels}", "one size, or one for each of them")
     layers: dict[str, nn.Module] = {"margin": nn.ZeroPad2d(margin)} if margin else {}
+    if standardise:
+        layers["standardise"] = Standardise(*standardise)
     sides = [side + 2 * margin for side in sides]
-    for i, (size, width) in enumerate(zip(kernels, channels, strict=True), 1):
-        before, sides = sides, [(side if same else side - size + 1) // pool for side in sides]
+    for i, (size, width, by) in enumerate(zip(kernels, channels, pools, strict=True), 1):
+        before, sides = sides, [(side if same else side - size + 1) // by for side in sides]
         if min(sides) < 1:
             raise EquipoiseError(
                 f"model cnn: a {shape[1]}x{shape[2]} image is {before[0]}x{before[1]} in front of convolution {i}, "
-                f"too small for a {size}x{size} kernel (padding {padding!r}) and a {pool}x{pool} pool",
+                f"too small for a {size}x{size} kernel (padding {padding!r}) and a {by}x{by} pool",
                 "use fewer channels, a smaller kernel or pool, or larger images",
             )
         layers[f"conv{i}"] = nn.Conv2d(planes, width, size, padding=size // 2 if same else 0)
-        layers |= {f"conv{i}_act": _ACTIVATIONS[activation](), f"pool{i}": nn.MaxPool2d(pool)}
+        layers |= {f"conv{i}_act": _ACTIVATIONS[activation]()} | ({f"pool{i}": nn.MaxPool2d(by)} if by > 1 else {})
         planes = width
     head = _dense((planes * math.prod(sides), *hidden, outputs or max(1, classes)), dropout, activation)
     return nn.Sequential(OrderedDict(**layers, flatten=nn.Flatten(), **head))
@@ -233,6 +254,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn-rffl": partial(
         cnn, channels=(64, 16), kernel=(3, 7), padding="valid", hidden=(200,), activation="tanh", margin=2
     ),
+    # RFFL, CIFAR-10: "a standard 3-layer CNN"; sizes, and no pool behind the third one, are its released code's.
+    "cnn-rffl-cifar": partial(cnn, channels=(32, 64, 64), kernel=3, padding="valid", pool=(2, 2, 1), hidden=(64,)),
     "resnet": resnet,
     "text-cnn": text_cnn,
 }
@@ -246,6 +269,12 @@ def _chance(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < 1
 
 
+def _mean_and_deviation(value: object) -> bool:
+    if not (isinstance(value, list | tuple) and all(isinstance(v, int | float) and math.isfinite(v) for v in value)):
+        return False
+    return len(value) == 0 or (len(value) == 2 and value[1] > 0)
+
+
 def _list_of(check: Callable[[object], bool], value: object) -> bool:
     return isinstance(value, list | tuple) and all(map(check, value))
 
@@ -253,10 +282,14 @@ def _list_of(check: Callable[[object], bool], value: object) -> bool:
 _WHOLE = _whole, "a whole number, 1 or more"
 _WHOLES = partial(_list_of, _whole), "a list of whole numbers, each 1 or more"
 _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
-    **dict.fromkeys(("outputs", "vocabulary", "dim", "filters", "blocks", "pool"), _WHOLE),
+    **dict.fromkeys(("outputs", "vocabulary", "dim", "filters", "blocks"), _WHOLE),
     "hidden": _WHOLES,
     **dict.fromkeys(("channels", "widths"), (lambda v: bool(v) and _list_of(_whole, v), _WHOLES[1] + ", not empty")),
-    "kernel": (lambda v: _whole(v) or _list_of(_whole, v), "a whole number, or one for each number of channels"),
+    **dict.fromkeys(
+        ("kernel", "pool"),
+        (lambda v: _whole(v) or _list_of(_whole, v), "a whole number, or one for each number of channels"),
+    ),
+    "standardise": (_mean_and_deviation, "nothing, or a mean and a deviation above 0"),
     "margin": (lambda v: _whole(v) or v == 0, "a whole number, 0 or more"),
     "dropout": (partial(_list_of, _chance), "a list of chances, each from 0 up to (not including) 1"),
     "padding": (lambda v: v in ("same", "valid"), 'use "same" or "valid"'),

@@ -38,7 +38,8 @@ CASES: list[tuple[str, tuple[int, ...], int, dict[str, Any]]] = [
     ("cnn-femnist", MNIST, 62, {}),
     ("cnn-fedlf", CIFAR, 10, {}),
     ("cnn-fedtilt", CIFAR, 10, {}),
-    ("cnn-rffl", MNIST, 10, {}),
+    ("cnn-rffl", MNIST, 10, {"standardise": [0.1, 0.28]}),
+    ("cnn-rffl-cifar", CIFAR, 10, {}),
     ("resnet", MNIST, 10, {}),
     ("resnet", CIFAR, 100, {}),
     ("text-cnn", TEXT, 2, {"vocabulary": 50, "dim": 16, "filters": 8}),
@@ -105,10 +106,18 @@ def test_models_as_rows_answer_as_they_do_alone(
         ("cnn-femnist", MNIST, 416 + 12_832 + 1568 * 128 + 128 + 1_290),
         ("cnn-fedlf", CIFAR, 4_864 + 102_464 + 1600 * 384 + 384 + 384 * 192 + 192 + 1_930),
         ("cnn-rffl", MNIST, 640 + 64 * 16 * 49 + 16 + 256 * 200 + 200 + 2_010),
+        ("cnn-rffl-cifar", CIFAR, 896 + 18_496 + 36_928 + 1024 * 64 + 64 + 650),  # no pool behind the third
     ],
 )
 def test_models_have_the_published_sizes(kind: str, shape: tuple[int, ...], expected: int) -> None:
     assert size(build(kind, shape, 10, Stream(0))) == expected
+
+
+def test_a_standardised_image_is_what_the_first_convolution_sees() -> None:
+    plain, standard = (build("cnn-rffl", MNIST, 10, Stream(0), standardise=s) for s in ([], [0.1, 0.5]))
+    x = torch.rand(2, *MNIST, generator=Stream(1).torch())
+    with_margin = nn.functional.pad(x, (2, 2, 2, 2))
+    torch.testing.assert_close(standard(x), plain[1:]((with_margin - 0.1) / 0.5))
 
 
 def test_fedlfs_cnn_has_the_five_layers_of_its_table() -> None:
@@ -191,6 +200,9 @@ def test_a_tiny_network_learns_something_to_learn() -> None:
         ("cnn", MNIST, {"channels": []}, "channels is"),
         ("cnn", MNIST, {"kernel": [5, 5, 5]}, "kernel is"),
         ("cnn", MNIST, {"kernel": 4}, "odd"),
+        ("cnn", MNIST, {"pool": [2, 2, 1]}, "pool is"),
+        ("cnn", MNIST, {"standardise": [0.1]}, "standardise is"),
+        ("cnn", MNIST, {"standardise": [0.1, 0.0]}, "standardise is"),
         ("cnn", MNIST, {"padding": "full"}, "padding is 'full'"),
         ("cnn", MNIST, {"activation": "gelu"}, "activation is 'gelu'"),
         ("cnn", (784,), {}, "(784,)"),

@@ -215,6 +215,15 @@ def test_iid_sizes_differ_by_one_at_most() -> None:
     assert sorted(set(sizes(IID().parts(torch.zeros(1003), 10, Stream(0))))) == [100, 101]
 
 
+def test_iid_deals_exactly_the_samples_asked_for() -> None:
+    parts = IID(samples=60).parts(torch.zeros(1003), 10, Stream(0))
+    assert sizes(parts) == [60] * 10
+    assert len(torch.cat(parts).unique()) == 600
+    assert max(int(p.max()) for p in parts) > 900  # from the whole pool, not its beginning
+    with pytest.raises(EquipoiseError, match="at most 100 per client"):
+        IID(samples=101).parts(torch.zeros(1003), 10, Stream(0))
+
+
 def test_dirichlet_with_a_large_alpha_is_nearly_uniform() -> None:
     labels = torch.arange(20_000) % 10
     counts = class_counts(Dirichlet(1e6).parts(labels, 20, Stream(0)), labels)

@@ -31,6 +31,13 @@ def _consecutive(first: Tensor, held: Tensor, classes: int) -> Tensor:
     return ((torch.arange(classes) - first[:, None]) % classes < held[:, None]).to(torch.float64)
 
 
+def _require_enough(kind: str, samples: int, n_clients: int, pool: int) -> None:
+    """That many samples for each client must be there."""
+    if samples * n_clients > pool:
+        found = f"{kind}: samples is {samples} for {n_clients} clients, but the pool has {pool}"
+        raise EquipoiseError(found, f"at most {pool // n_clients} per client")
+
+
 class Partitioner(ABC):
     """Deals a pool of samples out to clients; holds hyper-parameters only."""
 
@@ -81,14 +88,27 @@ class ByShares(Partitioner):
 
 @dataclass(frozen=True)
 class IID(ByShares):
-    """Everyone gets a random draw from the pool; sizes differ by one at most."""
+    """Everyone gets a random draw from the pool; sizes differ by one at most.
+
+    With `samples` everyone gets exactly that many, from a random subset of the pool that just suffices.
+    """
 
     kind = "iid"
     needs_classes = False
+    samples: int | None = None
     min_size: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.samples is None or self.samples >= 1, "iid: samples", self.samples, "1 or more, or none")
 
     def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
         return torch.ones(n_clients, len(totals), dtype=torch.float64)
+
+    def counts(self, totals: Tensor, shares: Tensor, stream: Stream) -> Tensor:
+        if self.samples is None:
+            return apportion(shares, totals, stream)
+        _require_enough("iid", self.samples, len(shares), int(totals.sum()))
+        return torch.full((len(shares), 1), self.samples)
 
 
 @dataclass(frozen=True)
@@ -179,9 +199,7 @@ class PowerLaw(ByShares):
         if self.samples is None:
             return apportion(shares, totals, stream)
         n, wanted = int(totals.sum()), self.samples * len(shares)
-        if wanted > n:
-            found = f"powerlaw: samples is {self.samples} for {len(shares)} clients, but the pool has {n}"
-            raise EquipoiseError(found, f"at most {n // len(shares)} per client")
+        _require_enough("powerlaw", self.samples, len(shares), n)
         up = (shares / shares.sum() * wanted).ceil().to(torch.int64)
         return up if int(up.sum()) <= n else apportion(shares, torch.tensor([wanted]), stream)
 
