@@ -11,7 +11,7 @@ from equipoise.attacks.pixel_corruption import PixelCorruption
 from equipoise.core import Method
 from equipoise.data import load, partition
 from equipoise.engine.run import Simulation
-from equipoise.engine.settings import Train
+from equipoise.engine.settings import Run, Train
 from equipoise.errors import EquipoiseError
 from equipoise.registry import attacks
 from equipoise.streams import Stream
@@ -165,3 +165,21 @@ def test_a_federation_of_vectors_can_be_noisy_without_clipping() -> None:
     sim = simulation(fed=federation((30, 30)), attack=GaussianOutliers(clients=(0,), clip=False))
     sim.step()
     assert torch.isfinite(sim.server.w).all()
+
+
+@BOTH
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_outliers_made_once_for_a_round_are_those_made_batch_by_batch(kind: Any, epochs: int, executor: Any) -> None:
+    fed, attack = (
+        federation((7, 25, 0, 12)),
+        kind(clients=(0, 1, 2), share=0.5, **({"clip": False} if kind is GaussianOutliers else {})),
+    )
+    ends = []
+    for replay in ("off", "on"):
+        run = Run(dtype="float64", executor=executor, replay=replay)  # type: ignore[arg-type]
+        sim = simulation(fed=fed, attack=attack, train=Train(batch=4, epochs=epochs, lr=0.1), run=run)
+        for _ in range(2):
+            sim.step()
+        ends.append(sim.server.w)
+    assert relative(ends[1], ends[0]) < 1e-12

@@ -64,7 +64,7 @@ def _settle() -> None:
 
 
 def device_share(simulation: Simulation, warm: int = 5, rounds: int = 10) -> float | None:
-    """The share of these rounds' time in which a GPU had something to do; None without one. The rounds are real ones."""
+    """The share of the next rounds' time in which a GPU had something to do; None without one."""
     if simulation.server.w.device.type != "cuda":
         return None
     for _ in range(warm):

@@ -26,6 +26,7 @@ from equipoise.streams import Stream
 from equipoise.threat import Attack, Claims, Forgery, Samples
 
 _TOGETHER = 256  # clients that finish together: bounds memory
+_FEW = 1 << 14  # samples in a round, whose batches are planned sooner than a GPU can be told to
 
 
 class Simulator:
@@ -114,8 +115,11 @@ class Simulator:
 
     def _batches(self, rule: ClientRule, round: int, here: Tensor) -> Batches:
         schedule = rule.schedule(self.schedule, round, self.stream.child("schedule", round))
-        split, stream = self.federation.splits["train"], self.stream.child("batch", round)
-        return plan_batches(split, here.to(self.w0.device), schedule, stream, rule.batches, self.host.size[here])
+        stream, device, sizes = self.stream.child("batch", round), self.w0.device, self.host.size[here]
+        if int(sizes.sum()) * schedule.epochs <= _FEW:
+            return plan_batches(self.host, here, schedule, stream, rule.batches, sizes).to(device)
+        split = self.federation.splits["train"]
+        return plan_batches(split, here.to(device), schedule, stream, rule.batches, sizes)
 
     def foresee(self, round: int, ids: Tensor) -> None:
         """Work out the batches of a round to come, should these clients be drawn: a busy GPU leaves time for it."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Disturb = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(x, y, client, index) -> (x, y): what an attack does to the batches of malicious clients, anew every round."""
 
+_NUMBERS = 1 << 24  # disturbed at a time
 CHUNK = 2048  # samples of one client in a single evaluation pass: bounds memory, changes no result beyond rounding
 
 
@@ -72,9 +73,27 @@ class View:
         x, y = data.inputs(index, self.received.dtype), data.y[index]
         return x, y.to(self.received.dtype) if y.is_floating_point() else y
 
-    def _disturbed(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def _disturbed(self, index: Tensor, clients: slice = slice(None)) -> tuple[Tensor, Tensor]:
         x, y = self.lookup(index)
-        return (x, y) if self.world.disturb is None else self.world.disturb(x, y, self.ids, index)
+        return (x, y) if self.world.disturb is None else self.world.disturb(x, y, self.ids[clients], index)
+
+    def _disturbed_once(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples of all steps [S, b, K, B], each of a client's disturbed once, however often it comes up."""
+        flat = index.permute(2, 0, 1, 3).flatten(1)
+        held = self.world.federation.splits["train"].padded(self.ids)[0].sort(1).values
+        often = held.shape[1] < flat.shape[1]
+        asked = held if often else flat
+        # A few clients at a time: random numbers for every pixel take many times the memory of the pixels.
+        block = max(1, _NUMBERS // (asked.shape[1] * self.world.federation.data.x[0].numel()))
+        parts = [slice(c, c + block) for c in range(0, len(asked), block)]
+        x, y = (torch.cat(t) for t in zip(*(self._disturbed(asked[c], c) for c in parts), strict=True))
+        if often:  # what is masked may be another client's sample, and nobody looks at it
+            at = torch.searchsorted(held, flat).clamp_(max=held.shape[1] - 1)
+            row = torch.arange(len(at), device=at.device)[:, None]
+            x, y = x[row, at], y[row, at]
+        k, s = len(flat), index.shape
+        x, y = (t.view(k, s[0], s[1], s[3], *t.shape[2:]).movedim(0, 2).contiguous() for t in (x, y))
+        return x, y
 
     def _batch(self, batch: int) -> tuple[Tensor, Tensor]:
         if batch not in self._cache:
@@ -99,9 +118,7 @@ class View:
             grid = (t.expand(shape).contiguous() for t in (self.ids, s[:, None, None], b[:, None]))
             found["key"] = self._stream.bits(*grid)
         if self.world.disturb is not None:
-            pairs = [self._disturbed(part) for part in index.flatten(0, 1)]
-            x, y = torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
-            found |= {"x": x.view(*index.shape[:2], *x.shape[1:]), "y": y.view(*index.shape[:2], *y.shape[1:])}
+            found["x"], found["y"] = self._disturbed_once(index)
         return found
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise import metrics
+from equipoise import files, metrics
 from equipoise.core import Stop
 from equipoise.errors import EquipoiseError, nearest
 from equipoise.experiment import Experiment
@@ -25,6 +27,20 @@ _CLIENTS = 5  # loss_of_0 .. loss_of_4: for figures with a curve or a bar for ea
 def optima_of(made: Experiment, stop: Stop, cache: Path | None) -> Optima:
     """What every client reaches by itself, on clean data, kept in `cache`; Stop() is what gaps are measured by."""
     return local_optima(replace(made.scenario, attack=None), made.run, stop, cache)
+
+
+def standalone_of(made: Experiment, rounds: int, cache: Path | None) -> metrics.Floats:
+    """[N]: the test accuracy of every client that trains alone for so many rounds, kept in `cache`."""
+    spec = {k: v for k, v in tomllib.loads(made.config).items() if k not in ("method", "attack", "participation")}
+    name = hashlib.sha256(files.encode_json([spec, rounds])).hexdigest()[:32]
+    path = None if cache is None else cache / f"accuracies-{name}.json"
+    if path is not None and path.is_file():
+        return np.array([np.nan if v is None else v for v in files.read_json(path)], np.float64)
+    found = standalone(replace(made.scenario, attack=None), made.run, rounds)
+    if path is not None:
+        files.make_folder(path.parent)
+        files.write_json(path, found.tolist())
+    return found
 
 
 @dataclass(frozen=True)
@@ -53,7 +69,7 @@ class Finished:
 
     @cached_property
     def collaborative(self) -> dict[str, float]:
-        alone = standalone(self._clean, self.made.run, len(self.infos))
+        alone = standalone_of(self.made, len(self.infos), self.cache)
         got, bad = self.last["accuracy"], self.last["malicious"]
         full = np.concatenate([alone, np.full(len(got) - len(alone), np.nan)])
         best = {"standalone_max": float(np.nanmax(alone)), "standalone_mean": float(np.nanmean(alone))}
@@ -114,10 +130,6 @@ class Finished:
         return float(right / held) if held else float("nan")
 
     @property
-    def _clean(self) -> Any:
-        return replace(self.made.scenario, attack=None)
-
-    @property
     def balanced(self) -> float:
         good = ~np.asarray(self.last["malicious"], bool)
         return float(np.nanmean(np.asarray(self.last["balanced_accuracy"])[good]))
@@ -162,6 +174,11 @@ MEASURES: dict[str, Callable[[Finished], float]] = {
 def needs_optima(names: Sequence[str]) -> bool:
     """Whether any of these measures compares with what clients reach alone."""
     return any(name in _GROUPS["gaps"] or name.startswith("gap_of_") for name in names)
+
+
+def needs_standalone(names: Sequence[str]) -> bool:
+    """Whether any of these measures compares with clients that train alone for as many rounds."""
+    return any(name in _GROUPS["collaborative"] for name in names)
 
 
 def measure(run: Finished, names: Sequence[str]) -> dict[str, float | None]:

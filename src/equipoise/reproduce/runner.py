@@ -23,7 +23,15 @@ from equipoise import config as configs
 from equipoise import experiment, files
 from equipoise.audit.runner import Step, built, execute_all
 from equipoise.core import Stop
-from equipoise.reproduce.measures import Finished, measure, needs_optima, optima_of, validated
+from equipoise.reproduce.measures import (
+    Finished,
+    measure,
+    needs_optima,
+    needs_standalone,
+    optima_of,
+    standalone_of,
+    validated,
+)
 from equipoise.reproduce.record import Entry, Record, final, leave, trial
 from equipoise.reproduce.tables import Cell, Table
 from equipoise.standalone import ExtraEpoch
@@ -108,7 +116,8 @@ def _trials(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
 
 def _references(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Job]:
     """What clients reach alone, once for all cells that share it: side by side they would all train the same models."""
-    if not needs_optima(table.head.measures):
+    wanted_of = (needs_optima(table.head.measures), needs_standalone(table.head.measures))
+    if not any(wanted_of):
         return
     seen = set()
     for cell in wanted.cells(table):
@@ -117,11 +126,12 @@ def _references(table: Table, wanted: Wanted, record: Record, out: Path) -> Iter
             continue
         config = cell.config(chosen, wanted.scale, wanted.sets)
         train = config.train
-        basis = repr((config.data, config.model, train.loss, train.lr, train.batch, config.run))
+        decides = train if wanted_of[1] else (train.loss, train.lr, train.batch)
+        basis = repr((config.data, config.model, decides, config.run))
         if basis not in seen:
             seen.add(basis)
             name = f"{table.name} {cell.row} {cell.column} seed {cell.seed} each client alone"
-            yield name, partial(_refer, configs.dump(config), out / "alone")
+            yield name, partial(_refer, configs.dump(config), wanted_of, out / "alone")
 
 
 def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Job]:
@@ -164,8 +174,12 @@ def _try(text: str, wants: Wants, head: Entry, inbox: Path) -> None:
     leave(inbox, {**head, "score": validated(result, wants.measures[0], wants.cell.model)})
 
 
-def _refer(text: str, kept: Path) -> None:
-    optima_of(built(text), Stop(), kept)
+def _refer(text: str, wanted: tuple[bool, bool], kept: Path) -> None:
+    made = built(text)
+    if wanted[0]:
+        optima_of(made, Stop(), kept)
+    if wanted[1]:
+        standalone_of(made, made.scenario.train.rounds, kept)
 
 
 def _measure(text: str, wants: Wants, head: Entry, inbox: Path) -> None:
