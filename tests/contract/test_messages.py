@@ -24,13 +24,28 @@ def equal(a: State, b: State) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
+def heard(far: Deployed) -> list[list[int]]:
+    """Who was written to, exchange by exchange, from here on."""
+    post, asked = far.exchange.post, list[list[int]]()
+
+    def listening(letters: Any) -> Any:
+        asked.append(sorted(letters))
+        return post(letters)
+
+    far.exchange.post = listening
+    return asked
+
+
 def side_by_side(method: Method, rounds: int = 3, run: Run = PLAIN, **more: Any) -> tuple[Simulation, Deployed]:
     sim = simulation(method, run=run, **more)
     far = Deployed(sim.scenario, method, run)
-    for _ in range(rounds):
+    asked = heard(far)
+    for done in range(1, rounds + 1):
         near, away = sim.step(), far.step()
         assert (near.drawn, near.admitted, near.skipped) == (away.drawn, away.admitted, away.skipped)
         assert away.quarantined == {}
+        # One exchange a round, except for line searches.
+        assert len(asked) == done or "probe" in method.server.needs
     sim.finish()
     far.finish()
     return sim, far
@@ -107,7 +122,24 @@ def test_an_evaluation_comes_along_with_the_next_training() -> None:
     sim.step()
     far.step()
     after = sim.evaluate("validation")
-    far.exchange.splits = ("validation",)
+    far.deployment.evaluate_later()
     far.step()
     for whose, found in after.items():
         assert (far.exchange.evaluation(f"validation/{whose}", 4).correct == found.correct).all()
+
+
+@pytest.mark.parametrize("name", ["ditto", "rffl", "fedtilt"])
+def test_a_training_asked_for_again_brings_the_same_evaluation(name: str, tmp_path: Path) -> None:
+    method = METHODS[name].make()
+    far = Deployed(simulation(method, run=PLAIN).scenario, method, PLAIN, tmp_path)
+    far.step()
+    far.deployment.evaluate_later()
+    saved = far.deployment.dump()
+    far.step()
+    first = far.exchange.evaluations
+    far.start_server()
+    far.deployment.load(saved)
+    far.restart_node(1)
+    far.step()
+    for k, told in first.items():
+        assert all(equal(told[what], far.exchange.evaluations[k][what]) for what in told), k

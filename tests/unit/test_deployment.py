@@ -1,18 +1,27 @@
 """A deployed run leaves the simulator's run folder, also when its server is killed on the way."""
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from equipoise import config, experiment
+from equipoise.cli import deploy
+from equipoise.data.federation import SPLITS, Dataset, Federation, Split
 from equipoise.engine.messages import Parcel
 from equipoise.engine.node import Node, own_part
 from equipoise.engine.post import InMemory, Post, in_bytes
 from equipoise.errors import EquipoiseError
-from equipoise.flower import local
+from equipoise.flower import local, proxy, roster, writing
+from equipoise.flower.reporting import report
 from equipoise.flower.serving import carry_out
+from equipoise.flower.sites import Own
+from equipoise.results import load_result
 
 CONFIG = """
 [method]
@@ -26,6 +35,7 @@ kind = "linear"
 [train]
 rounds = 3
 batch = 50
+steps = 2
 [run]
 executor = "loop"
 replay = "off"
@@ -76,7 +86,7 @@ def test_the_run_folder_is_the_simulators(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["ditto", "rffl"])
-@pytest.mark.parametrize("when", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("when", [1, 2, 3, 4])
 def test_killed_anywhere_and_started_again_it_ends_with_the_same_bytes(method: str, when: int, tmp_path: Path) -> None:
     run = made(method)
     carry_out(run, nodes(run, tmp_path / "a"), tmp_path / "whole")
@@ -86,6 +96,51 @@ def test_killed_anywhere_and_started_again_it_ends_with_the_same_bytes(method: s
     carry_out(run, post, tmp_path / "killed")
     for name in ("model.safetensors", "clients.parquet", "summary.json"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes(), name
+
+
+class Counted:
+    """A post that notes to whom it went, and can be told who is out of reach when."""
+
+    def __init__(self, post: Post, away: Callable[[int, int], bool] = lambda n, client: False) -> None:
+        self.post, self.away, self.sent = post, away, list[list[int]]()
+
+    def __call__(self, letters: Mapping[int, Parcel]) -> Mapping[int, Parcel | str]:
+        self.sent.append(sorted(letters))
+        n = len(self.sent)
+        back = self.post({k: p for k, p in letters.items() if not self.away(n, k)})
+        return {**back, **{k: "absent" for k in letters if self.away(n, k)}}
+
+
+EVERY = CONFIG.replace("eval_every = 2", "eval_every = 1")
+
+
+def test_a_round_is_one_exchange_though_everyone_is_evaluated_after_it(tmp_path: Path) -> None:
+    run = experiment.build(config.load(EVERY.format(method="ditto", more="")))
+    post = Counted(nodes(run, tmp_path / "state"))
+    far = carry_out(run, post, tmp_path / "far")
+    assert post.sent == [[0, 1, 2, 3]] * 4  # three rounds, and the last evaluation
+    near = experiment.execute(run, tmp_path / "near")
+    exact = ("round", "client", "split", "model", "accuracy", "n")
+    for name in exact:
+        assert (near.clients[name] == far.clients[name]).all(), name
+
+
+def test_who_does_not_train_is_not_evaluated_until_the_end(tmp_path: Path) -> None:
+    run = experiment.build(config.load(EVERY.format(method="fedavg", more="[participation]\nper_round = 2")))
+    post = Counted(nodes(run, tmp_path / "state"))
+    far = carry_out(run, post, tmp_path / "far")
+    assert [len(s) for s in post.sent] == [2, 2, 2, 4]
+    rounds, ids, n = (far.clients[name] for name in ("round", "client", "n"))
+    for round, cohort in ((1, post.sent[1]), (2, post.sent[2]), (3, [0, 1, 2, 3])):
+        assert sorted(set(ids[(rounds == round) & (n > 0)])) == cohort
+
+
+def test_the_log_says_who_was_missing_and_the_run_goes_on(tmp_path: Path) -> None:
+    run = made("fedavg")
+    post = Counted(nodes(run, tmp_path / "state"), away=lambda n, client: n == 2 and client == 3)
+    carry_out(run, post, tmp_path / "out")
+    log = (tmp_path / "out" / "log.txt").read_text()
+    assert "round 1: client 3 does not count (absent): it cannot be reached" in log
 
 
 def test_a_simulated_attack_cannot_be_deployed(tmp_path: Path) -> None:
@@ -104,11 +159,126 @@ def test_another_config_never_goes_on_in_a_run_folder(tmp_path: Path, monkeypatc
         local.run(config.load(CONFIG.format(method="ditto", more="")), tmp_path / "out")
 
 
+def test_a_deployed_run_has_a_report_and_still_is_the_run_it_was(tmp_path: Path) -> None:
+    run, out = made("fedavg"), tmp_path / "out"
+    before = carry_out(run, nodes(run, tmp_path / "state"), out).summary()
+    for _ in range(2):  # also when it is there already
+        page = report(config.load(run.config), out, tmp_path / "work")
+    assert page == out / "report.html" and "A run on Flower" in page.read_text()
+    assert load_result(out).summary() == before
+
+
+def test_what_is_run_without_a_config_can_be_built() -> None:
+    assert experiment.build(config.load(deploy._SAMPLE, ["data.clients=3"])).scenario.federation.n_clients == 3
+
+
 def test_the_app_that_is_written_reads_as_toml_and_python(tmp_path: Path) -> None:
     wanted = config.load(CONFIG.format(method="ditto", more=""))
-    folder = local.new(tmp_path / "app", wanted, tmp_path / 'a "quoted" place', 60)
+    folder = writing.new(tmp_path / "app", wanted, tmp_path / 'a "quoted" place', 60)
     project = tomllib.loads((folder / "pyproject.toml").read_text())
     assert project["tool"]["flwr"]["app"]["config"] == {"out": str(tmp_path / 'a "quoted" place'), "timeout": 60.0}
     assert config.load(folder / "federation" / "run.toml") == wanted
-    for side in ("server", "client"):
-        compile((folder / "federation" / f"{side}_app.py").read_text(), side, "exec")
+    for name in ("server_app", "client_app", "data"):
+        compile((folder / "federation" / f"{name}.py").read_text(), name, "exec")
+    with pytest.raises(EquipoiseError, match=r"nodes\.toml"):  # to be filled in first
+        roster.read(folder / "federation" / "nodes.toml", 4)
+
+
+# ------------------------------------------------------------------------------------------------------- who is who
+
+A, B = "SHA256:" + "a" * 43, "SHA256:" + "b" * 43
+
+
+def test_a_roster_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    for told in (roster.Roster({A: 1, B: 0}), roster.Roster(claims=True)):
+        (tmp_path / "nodes.toml").write_text(told.text())
+        assert roster.read(tmp_path / "nodes.toml", 2) == told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'[nodes]\n"{A}" = 0\n"{B}" = 0',  # two keys for one client
+        f'[nodes]\n"{A}" = 2',
+        f'[nodes]\n"{A}" = -1',
+        f'[nodes]\n"{A}" = true',
+        '[nodes]\n"12345" = 0',
+        f'claims = true\n[nodes]\n"{A}" = 0',  # then nobody would know which of the two counts
+        'claims = "yes"',
+        "claims = false",
+        f'[node]\n"{A}" = 0',
+        "not toml",
+    ],
+)
+def test_a_roster_that_leaves_a_doubt_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "nodes.toml").write_text(text)
+    with pytest.raises(EquipoiseError, match=r"nodes\.toml"):
+        roster.read(tmp_path / "nodes.toml", 2)
+
+
+# ------------------------------------------------------------------------------------------------- a site's own data
+
+
+def site(node: Mapping[str, Any]) -> tuple[Any, Any]:
+    rng = np.random.default_rng(node["partition-id"])
+    x = rng.normal(size=(node["n"], 5))
+    return x, (x[:, 0] > 0).astype(int)
+
+
+OWN = Own(site, shape=(5,), classes=2)
+SITES = CONFIG.format(method="ditto", more="").replace("clients = 4", "clients = 3")
+
+
+def joined(parts: list[Federation]) -> Federation:
+    """What no one has in a real federation: everybody's samples in one place."""
+    firsts = np.cumsum([0, *(len(p.data) for p in parts)])
+    data = Dataset("own", torch.cat([p.data.x for p in parts]), torch.cat([p.data.y for p in parts]), 2)
+
+    def split(name: str) -> Split:
+        return Split.of([p.splits[name].of_client(k) + int(firsts[k]) for k, p in enumerate(parts)])
+
+    return Federation(data, {name: split(name) for name in SPLITS})
+
+
+def test_sites_train_on_data_that_the_server_never_has(tmp_path: Path) -> None:
+    chosen = config.load(SITES)
+    run = experiment.build(chosen, OWN.seen_by_server(chosen))
+    assert not run.scenario.federation.data.x.any()
+    held = [OWN.held_by(k, {"partition-id": k, "n": n}, chosen) for k, n in enumerate((40, 60, 10))]
+    models = [experiment.build(chosen, own).scenario.model for own in held]
+    here = [Node(k, held[k], run.method, models[k], chosen.train, chosen.run, tmp_path / str(k)) for k in range(3)]
+    far = carry_out(run, InMemory({k: in_bytes(node) for k, node in enumerate(here)}, 1 << 20), tmp_path / "far")
+    near = experiment.execute(experiment.build(chosen, joined(held)), tmp_path / "near")
+    assert far.summary()["accuracy_mean"] == near.summary()["accuracy_mean"]
+    assert (tmp_path / "far" / "model.safetensors").read_bytes() == (
+        tmp_path / "near" / "model.safetensors"
+    ).read_bytes()
+    assert far.clients.filter(round=3, split="test", model="personal")["n"].tolist() == [8, 12, 2]
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        (Own(site, shape=(6,), classes=2), "shape of a sample"),
+        (Own(site, shape=(5,), classes=0), "classes"),
+        (Own(lambda node: None, shape=(5,), classes=2), "load gave"),  # type: ignore[arg-type,return-value]
+    ],
+)
+def test_data_of_another_form_than_was_agreed_is_refused(own: Own, why: str) -> None:
+    with pytest.raises(EquipoiseError, match=why):
+        own.held_by(0, {"partition-id": 0, "n": 20}, config.load(SITES))
+
+
+def test_a_server_that_has_no_data_cannot_draw_by_size() -> None:
+    chosen = config.load(SITES + '\n[participation]\nsampling = "size"\nper_round = 2')
+    with pytest.raises(EquipoiseError, match="sampling"):
+        OWN.seen_by_server(chosen)
+
+
+def test_the_proxy_lets_through_what_nodes_ask_and_nothing_that_manages() -> None:
+    text = proxy.nginx(cap=7)
+    (pattern,) = re.findall(r"location ~ (\S+) \{", text)
+    assert all(re.search(pattern, f"/v1/fleet/{call}") for call in proxy.CALLS)
+    for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/register-node", "/v1/fleet/"):
+        assert not re.search(pattern, path)
+    assert "client_max_body_size 7m;" in text and text.count("{") == text.count("}")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,8 @@ HOSTILE: dict[str, tuple[Callable[[bytes], object], str]] = {
     "another client's name": (facts(client=0), "identity"),
     "an answer to an earlier round": (facts(round=-1), "late"),
     "an answer to another run": (facts(run="other"), "late"),
+    "an answer from somebody who was not asked": (facts(token="0" * 32), "identity"),
+    "no token": (facts(token=0), "identity"),
     "an error": (facts(error="out of memory"), "error"),
     "another format": (facts(format=2), "garbage"),
 }
@@ -166,6 +169,23 @@ def test_a_client_that_does_not_answer_a_line_search_does_not_stop_it() -> None:
     before = far.server.w.clone()
     record = far.step()
     assert record.skipped == "" and not torch.equal(before, far.server.w)
+
+
+def test_every_message_has_a_token_of_its_own() -> None:
+    far = deployed()
+    seen: list[object] = []
+
+    def listen(honest: Callable[[bytes], object], data: bytes) -> object:
+        parcel = unpack(data, 1 << 40)
+        assert isinstance(parcel, Parcel)
+        seen.append(parcel.facts["token"])
+        return honest(data)
+
+    for k, honest in list(far.lines.items()):
+        far.lines[k] = partial(listen, honest)
+    far.step()
+    far.step()
+    assert len(set(seen)) == len(seen) == 8 and all(len(str(token)) == 32 for token in seen)
 
 
 def test_a_node_answers_only_for_itself() -> None:
@@ -236,6 +256,7 @@ def test_an_ask_comes_through_as_it_was_sent() -> None:
         probe=torch.randn((4, 9), generator=g),
         download=torch.randn(9, generator=g),
         received=2,
+        token="abc",
     )
     parcel = unpack(pack(sent.parcel(LAYOUT)), 1 << 20)
     assert isinstance(parcel, Parcel)

@@ -20,11 +20,13 @@ name = "fedavg"
 [data]
 dataset = "digits"
 clients = 3
+[model]
+kind = "mlp"
 [train]
 rounds = 3
 lr = 0.1
 [run]
-eval_every = 0
+eval_every = 1
 """
 
 
@@ -39,12 +41,14 @@ def new(
 ) -> None:
     """Write a small Flower app that runs a config; `flwr run FOLDER` accepts it.
 
+    nodes.toml says which node is which client, data.py where a site's data comes from; nginx.conf lets nodes in.
+
     \b
     Example:
       equipoise deploy new my-federation --config run.toml
     """
     from equipoise import config as configs
-    from equipoise.flower import local as flower
+    from equipoise.flower import writing as flower
 
     put(str(flower.new(folder, configs.load(config), out, timeout)))
 
@@ -55,6 +59,7 @@ def local(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="The run's TOML file.")] = None,
     out: Annotated[Path, typer.Option(help="For the results; given again, it goes on.")] = Path("runs/deployed"),
     clients: Annotated[int | None, typer.Option(help="How many, instead of what the config says.")] = None,
+    tls: Annotated[bool, typer.Option(help="Encrypt, and let in only nodes whose keys are known.")] = False,
     timeout: Timeout = 300.0,
     verbose: Verbose = False,
 ) -> None:
@@ -65,11 +70,13 @@ def local(
     \b
     Example:
       equipoise deploy local --clients 3
-      equipoise deploy local --config run.toml --out runs/deployed
+      equipoise deploy local --tls --config run.toml --out runs/deployed
     """
     from equipoise import config as configs
     from equipoise.flower import local as flower
+    from equipoise.flower.reporting import report
 
     chosen = configs.load(config or _SAMPLE, [] if clients is None else [f"data.clients={clients}"])
-    result = flower.run(chosen, out, timeout=timeout, say=say)
+    result = flower.run(chosen, out, tls=tls, timeout=timeout, say=say)
     put(f"accuracy {result.summary().get('accuracy_mean', float('nan')):.3f} in {out}")
+    say(f"report: {report(chosen, out, out.with_name(out.name + '.flower') / 'report').resolve()}")

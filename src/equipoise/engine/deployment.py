@@ -1,12 +1,16 @@
 """The server's side of a run whose clients are elsewhere: what `Simulation` is to simulated ones, with the same face.
 
-The server holds no client's data and no client's model. A run has a name of its own, drawn when it starts, under which
-clients keep their state; it is part of what is saved, so that a run that goes on after a crash is still the same run.
+The server holds no client's data and no client's model. A round is one exchange: how clients are served after it is
+asked for along with the next training, of whoever is in that, and of everyone after the last. A run has a name of its
+own, drawn when it starts, under which clients keep their state; it is part of what is saved, so that a run that goes
+on after a crash is still the same run.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -46,12 +50,25 @@ class Deployment:
         self.server = Server(method, side.w, layout, participants, train, scenario.admission, stream)
         self.method, self.scenario, self.settings = method, scenario, run
         self.malicious = torch.zeros(fed.n_clients, dtype=torch.bool)
-        self._measured = -1
+        self.heard: Callable[[RoundRecord, int | None], None] = lambda record, evaluated: None
+        """Told of every round, and of the earlier one whose evaluation came with it."""
+        self.due: int | None = None
+        """The round whose evaluation comes along with the next training."""
+        self._measured, self._shown = -1, -1
 
     @property
     def round(self) -> int:
         """How many rounds are done."""
-        return self.server.round
+        return self.server.round if self._shown < 0 else self._shown
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("validation", "test") if self.settings.splits == "all" else ("validation",)
+
+    @property
+    def measured(self) -> bool:
+        """Whether clients have said how they are served after this round."""
+        return self._measured == self.round
 
     @property
     def n_clients(self) -> int:
@@ -59,25 +76,38 @@ class Deployment:
 
     def step(self) -> RoundRecord:
         with steady():
-            return self.server.step(self.exchange)
+            record = self.server.step(self.exchange)
+        due, self.due = self.due, None
+        self.heard(record, due)
+        return record
 
     def finish(self) -> None:
         """After the last round: what the method's clients still do by themselves, and how everyone is served."""
         self._measure(finish=True)
 
+    def evaluate_later(self) -> None:
+        """Ask how clients are served after this round when they are next written to."""
+        self.due, self.exchange.splits = self.round, self.splits
+
+    @contextmanager
+    def looking_back(self, round: int) -> Iterator[None]:
+        """Be in an earlier round, for what has been measured in it."""
+        self._shown = self._measured = round
+        try:
+            yield
+        finally:
+            self._shown = -1
+
     def _measure(self, finish: bool) -> None:
-        train, splits = (
-            self.scenario.train,
-            ("validation", "test") if self.settings.splits == "all" else ("validation",),
-        )
+        train = self.scenario.train
         lr = train.lr * train.lr_decay**self.round
         plan = Plan(self.round, torch.arange(self.n_clients), self.server.w, lr, {}, frozenset())
-        self.exchange.evaluate(plan, splits, finish)
+        self.exchange.evaluate(plan, self.splits, finish)
         self._measured = self.round
 
     def evaluate(self, split: str) -> dict[str, Evaluation]:
         """As clients say; all splits are asked for in one message."""
-        if self._measured != self.round:
+        if not self.measured:
             self._measure(finish=False)
         whose = ("global", "personal") if self.method.client.personalised else ("global",)
         return {who: self.exchange.evaluation(f"{split}/{who}", self.n_clients) for who in whose}
@@ -92,7 +122,9 @@ class Deployment:
     def dump(self) -> State:
         server = {f"server/{n}": t for n, t in self.server.dump().items()}
         waiting = {f"exchange/{n}": t for n, t in self.exchange.dump().items()}
-        return {**server, **waiting, "run": torch.tensor(list(self.exchange.run.encode()), dtype=torch.uint8)}
+        due = torch.tensor(-1 if self.due is None else self.due)
+        run = torch.tensor(list(self.exchange.run.encode()), dtype=torch.uint8)
+        return {**server, **waiting, "run": run, "due": due}
 
     def load(self, dumped: State) -> None:
         def below(prefix: str) -> State:
@@ -101,4 +133,5 @@ class Deployment:
         self.server.load(below("server/"))
         self.exchange.load(below("exchange/"))
         self.exchange.run = bytes(dumped["run"].tolist()).decode()
-        self._measured = -1
+        self._measured, due = -1, int(dumped["due"])
+        self.due, self.exchange.splits = (None, ()) if due < 0 else (due, self.splits)

@@ -3,12 +3,14 @@
 The server sends an `Ask`, a client sends an `Answer`. Either becomes a `Parcel`, which any carrier can take: as one
 block of bytes in the safetensors format (`pack`, `unpack`), or as the records of a framework. Names, by layer:
 
-    ask      facts  format kind run round client lr needs evaluate received    arrays  model/T  message/M  download/T
+    ask      facts  format kind run round client token lr needs evaluate       arrays  model/T  message/M  download/T
+                    received
                                                                                        probe/T (a row per trial model)
-    answer   facts  format kind run round client size error                    arrays  update/T  loss  signal/S  probe
+    answer   facts  format kind run round client token size error              arrays  update/T  loss  signal/S  probe
                                                                                        evaluation/SPLIT/WHOSE/COLUMN
 
-T is a tensor of the model, M what the server rule's `plan` sends, S what the client rule reports. An answer is judged
+T is a tensor of the model, M what the server rule's `plan` sends, S what the client rule reports. The token is drawn
+anew for every ask and comes back in its answer: only whoever the ask was delivered to can know it. An answer is judged
 before anything in it is copied: how much it claims to hold, its types, its names and shapes, in this order. Whatever is
 wrong gives a reason, never an exception; whether numbers are finite and claims sane is for `admission`, as always.
 """
@@ -31,11 +33,12 @@ from equipoise.errors import EquipoiseError
 from equipoise.layout import Layout
 
 REFUSALS = {
+    "absent": "it cannot be reached",
     "late": "it did not answer in time, or answered another round",
     "error": "it reported an error",
     "garbage": "what it sent is not a message",
     "oversized": "what it sent, or claims to have sent, is too large",
-    "identity": "it speaks for another client than the one on this line",
+    "identity": "it speaks for another client than the one on this line, or was not asked",
     "evaluation": "its evaluation is missing or misshapen",
 }
 """Why an answer never reached admission, beside admission's own reasons."""
@@ -183,10 +186,12 @@ class Ask:
     download: Tensor | None = None
     """[d]: the delta that the server made for this client after round `received`."""
     received: int = -1
+    token: str = ""
+    """What the answer must repeat."""
 
     def parcel(self, layout: Layout) -> Parcel:
         facts: dict[str, Fact] = {"format": _FORMAT, "kind": self.kind, "run": self.run, "round": self.round}
-        facts |= {"client": self.client, "lr": self.lr, "received": self.received}
+        facts |= {"client": self.client, "token": self.token, "lr": self.lr, "received": self.received}
         facts |= {"needs": " ".join(sorted(self.needs)), "evaluate": " ".join(self.evaluate)}
         arrays = {f"message/{name}": Raw.of(t) for name, t in self.messages.items()}
         for prefix, rows in {"model": self.w, "probe": self.probe, "download": self.download}.items():
@@ -219,6 +224,7 @@ def read_ask(parcel: Parcel, layout: Layout, dtype: torch.dtype) -> Ask:
         probe=rows("probe"),
         download=rows("download"),
         received=int(facts["received"]),
+        token=str(facts["token"]),
     )
 
 
@@ -256,7 +262,7 @@ class Answer:
 
     def parcel(self, ask: Ask, layout: Layout) -> Parcel:
         facts: dict[str, Fact] = {"format": _FORMAT, "kind": ask.kind, "run": ask.run, "round": ask.round}
-        facts |= {"client": ask.client, "size": self.size, "error": self.error[:500]}
+        facts |= {"client": ask.client, "token": ask.token, "size": self.size, "error": self.error[:500]}
         arrays = {} if self.update is None else _named("update", self.update, layout)
         arrays |= {} if self.loss is None else {"loss": Raw.of(self.loss)}
         arrays |= {} if self.probe is None else {"probe": Raw.of(self.probe)}
@@ -290,6 +296,8 @@ def read_answer(parcel: Parcel, ask: Ask, expected: Expected) -> Answer | str:
         return "identity"
     if (facts.get("kind"), facts.get("run"), facts.get("round")) != (ask.kind, ask.run, ask.round):
         return "late"
+    if facts.get("token") != ask.token:
+        return "identity"
     if facts.get("error"):
         return "error"
     found = _evaluations(parcel, ask, expected)

@@ -154,8 +154,11 @@ class Node:
             self._keep(replace(kept, after=after, end=None))
 
     def _evaluate(self, ask: Ask) -> dict[str, State]:
+        """How the received model and the client's own serve it: as they are before a training, after the last one."""
         assert ask.w is not None
-        self.here.store.put(self.ids, self.kept.after)  # not what a round that failed may have left there
+        again = ask.kind == "train" and ask.round == self.kept.round
+        # Put there what is kept: a round that failed, or is asked for again, may have left something else.
+        self.here.store.put(self.ids, self.kept.before if again else self.kept.after)
         models = {"global": ask.w[None]}
         if self.method.client.personalised:
             models["personal"] = self.here.personal(self.ids, ask.w)

@@ -8,6 +8,7 @@ and so does a wish for evaluations, so that a round is one message to each clien
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -73,6 +74,7 @@ class MessageExchange:
 
     def __call__(self, plan: Plan) -> Replies:
         splits, self.splits = self.splits, ()
+        self.evaluations = {} if splits else self.evaluations
         answers = self._ask("train", plan, plan.ids, evaluate=splits)
         sent = {k: a.update for k, a in answers.items() if a.update is not None}
         ids = torch.tensor(sorted(sent), dtype=torch.int64)
@@ -134,6 +136,7 @@ class MessageExchange:
             messages = {n: t[at] for n, t in plan.messages.items()} if kind == "train" else {}
             model = None if kind == "probe" else plan.w
             asks[k] = Ask(kind, self.run, plan.round, k, plan.lr, model, messages, plan.needs, evaluate, probe)
+            asks[k] = replace(asks[k], token=secrets.token_hex(16))
             if kind != "probe" and k in self._waiting:
                 asks[k] = replace(asks[k], received=self._waiting[k][0], download=self._waiting[k][1])
         back = self.post({k: ask.parcel(self.expected.layout) for k, ask in asks.items()})

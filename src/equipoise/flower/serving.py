@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from equipoise import tracking
+from equipoise.engine.admission import REASONS
 from equipoise.engine.deployment import Deployment
+from equipoise.engine.messages import REFUSALS
 from equipoise.engine.post import Post
-from equipoise.experiment import Experiment, _Course, environment
+from equipoise.engine.server import RoundRecord
+from equipoise.experiment import Course, Experiment, environment
 from equipoise.results import Result, RunFolder, load_result
 
 
@@ -21,4 +24,33 @@ def carry_out(experiment: Experiment, post: Post, out: Path) -> Result:
         if folder.finished:
             return load_result(out)
         with tracking.Tracked(None, "", {}) as tracked:
-            return _Course(often, deployment, folder, None, tracked).finish()
+            return FarCourse(often, deployment, folder, None, tracked).finish()
+
+
+class FarCourse(Course):
+    """Rounds of one exchange each: how clients are served after a round comes with their answers to the next."""
+
+    def __init__(self, experiment: Experiment, deployment: Any, folder: RunFolder, *more: Any) -> None:
+        super().__init__(experiment, deployment, folder, *more)
+        deployment.heard = self._heard
+        if deployment.round:
+            folder.log(f"goes on after round {deployment.round}")
+
+    def _evaluate(self) -> None:
+        far: Any = self.simulation
+        over = far.round == self.experiment.scenario.train.rounds or self.stopped is not None
+        if over or far.measured:
+            super()._evaluate()
+        else:
+            far.evaluate_later()
+
+    def _heard(self, record: RoundRecord, evaluated: int | None) -> None:
+        for client, why in sorted(record.quarantined.items()):
+            told = {**REASONS, **REFUSALS}.get(why, "")
+            self.folder.log(f"round {record.round}: client {client} does not count ({why}): {told}")
+        if record.skipped:
+            self.folder.log(f"round {record.round}: the model stays as it was: {record.skipped}")
+        if evaluated is not None:
+            far: Any = self.simulation
+            with far.looking_back(evaluated):
+                super()._evaluate()
