@@ -33,6 +33,7 @@ from equipoise.data.own import from_folder
 from equipoise.data.synthetic import SYNTHETIC
 from equipoise.engine import checkpoint
 from equipoise.engine.cautions import cautions
+from equipoise.engine.phases import phase
 from equipoise.engine.run import Scenario, Simulation
 from equipoise.engine.server import RoundRecord
 from equipoise.engine.settings import Admission, Participation, Run, Train
@@ -260,14 +261,16 @@ class Course:
                     raise Interrupted(getattr(self.folder, "path", None), simulation.round)
         if not self.series:  # no round at all: what was asked for is the initial model
             self._evaluate()
-        personal = simulation.personal() if self.folder.models else None
-        own = None if personal is None else dict(zip(personal[0].tolist(), personal[1], strict=True))
-        return self.folder.finish(self._summary(), simulation.server.w, own, simulation.server.layout)
+        with phase("write"):
+            personal = simulation.personal() if self.folder.models else None
+            own = None if personal is None else dict(zip(personal[0].tolist(), personal[1], strict=True))
+            return self.folder.finish(self._summary(), simulation.server.w, own, simulation.server.layout)
 
     def _round(self) -> None:
         start, run = time.monotonic(), self.experiment.run
         record = self.simulation.step()
-        self.folder.append("rounds", _row(record))
+        with phase("write"):
+            self.folder.append("rounds", _row(record))
         self.quarantined |= set(record.quarantined)
         self.stopped = record.stop
         done, rounds = self.simulation.round, self.experiment.scenario.train.rounds
@@ -284,6 +287,7 @@ class Course:
             accuracy = self.series[-1].get("accuracy_mean") if self.series else None
             self.progress(Progress(done, rounds, time.monotonic() - self.began, record.skipped, accuracy))
 
+    @phase("evaluate")
     def _evaluate(self) -> None:
         simulation = self.simulation
         flags = np.zeros(simulation.n_clients, dtype=bool)
@@ -296,7 +300,8 @@ class Course:
                 malicious = simulation.malicious.numpy()
                 where = {"round": simulation.round, "split": split, "model": model}
                 columns = metrics.table(evaluation, malicious=malicious, quarantined=flags, **where)  # type: ignore[arg-type]
-                self.folder.append("clients", columns)
+                with phase("write"):
+                    self.folder.append("clients", columns)
                 numbers = metrics.summarise(columns, split, model)
                 main = split == "test" and (model == "personal" or not simulation.method.client.personalised)
                 found.update(numbers if main else {f"{split}_{model}_{k}": v for k, v in numbers.items()})
@@ -307,6 +312,7 @@ class Course:
         self.series.append(found)
         self.tracked.log(found)
 
+    @phase("write")
     def _save(self) -> None:
         done = self.simulation.round
         self.folder.flush(done)
@@ -416,5 +422,6 @@ def environment(simulation: Simulation) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "executor": "vmap" if simulation.vectorised else "loop",
         "executor_reason": simulation.executor_reason,
+        "precision": simulation.settings.precision,
         "threads": torch.get_num_threads(),
     }

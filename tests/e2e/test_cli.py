@@ -153,6 +153,29 @@ def test_json_is_one_object_on_stdout_and_quiet_leaves_stderr_empty() -> None:
     assert json.loads(Path("here/summary.json").read_text()) == json.loads(result.stdout)
 
 
+def test_a_profile_tells_where_the_time_went_and_changes_no_result() -> None:
+    result = equipoise("run", "example.toml", "--profile", "-q", "--out", "watched")
+    assert result.exit_code == 0, result.output
+    summary, table = result.stdout.split("\n\n")
+    header, *rows = table.splitlines()
+    assert header.split() == ["phase", "seconds", "share", "ms", "a", "round"]
+    phases = ["draw", "gather", "train", "attack", "admission", "server rule", "evaluate", "write", "other", "all"]
+    assert [row.split("  ")[0] for row in rows] == phases
+    assert rows[-1].split()[2] == "100.0%"
+    assert equipoise("run", "example.toml", "-q", "--out", "plain").stdout == summary + "\n"
+    assert Path("watched/summary.json").read_bytes() == Path("plain/summary.json").read_bytes()
+
+
+def test_a_profile_is_part_of_the_one_json_value() -> None:
+    found = json.loads(equipoise("run", "example.toml", "--profile", "--json", "-q", "--out", "here").stdout)
+    profile = found.pop("profile")
+    assert found == json.loads(Path("here/summary.json").read_text())
+    assert (profile["rounds"], profile["device_busy"]) == (2, None)
+    assert sum(profile["seconds"].values()) == pytest.approx(profile["total"])
+    again = json.loads(equipoise("run", "example.toml", "--profile", "--json", "-q", "--out", "here").stdout)
+    assert again["profile"]["rounds"] == 0  # it was finished, and only read
+
+
 def test_data_of_ones_own_come_from_a_folder(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     for name in "abcde":

@@ -10,6 +10,7 @@ from equipoise import contract, registry
 from equipoise.aggregators import CoordinateMedian
 from equipoise.attacks import LabelNoise, SignFlip
 from equipoise.core import Method, chain
+from equipoise.engine.phases import PHASES, device_share, watch
 from equipoise.engine.run import Simulation
 from equipoise.engine.settings import Participation, Run, Train
 from equipoise.methods import fedavg, fedprox
@@ -125,3 +126,70 @@ def test_the_same_run_twice_gives_the_same_bits() -> None:
             sim.step()
         ends.append(sim.server.w)
     assert torch.equal(*ends)
+
+
+WIDE = {
+    "mlp": ("mlp", {"hidden": (256, 256)}, (64,)),
+    "cnn": ("cnn", {"channels": (16, 32), "kernel": 3, "hidden": ()}, (1, 16, 16)),
+}
+ROUGH = {"tf32": 1e-2, "bf16": 5e-2}
+
+
+def wide(precision: str, model: str, executor: str, replay: str) -> tuple[Simulation, Tensor]:
+    """A simulation whose products are wide enough for other kernels, after two rounds; how its model moved."""
+    kind, params, shape = WIDE[model]
+    fed = federation((64, 96, 64), shape=shape, classes=10)
+    run = Run(executor=executor, replay=replay, precision=precision, device="cuda")  # type: ignore[arg-type]
+    sim = simulation(fedavg(), fed, model=kind, train=Train(batch=32, lr=0.05), run=run, **params)
+    start = sim.server.w.clone()
+    for _ in range(2):  # with replay, the second round launches the graphs that the first one has captured
+        sim.step()
+    return sim, start - sim.server.w
+
+
+@pytest.mark.parametrize("replay", ["off", "on"])
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+@pytest.mark.parametrize("model", WIDE)
+@pytest.mark.parametrize("precision", ROUGH)
+def test_rougher_products_change_updates_a_little(precision: str, model: str, executor: str, replay: str) -> None:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    (full, exact), (rough, moved) = (wide(p, model, executor, replay) for p in ("full", precision))
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
+    assert relative(moved, exact) < ROUGH[precision]
+    if precision == "bf16" or model == "mlp":  # not every convolution has a kernel for TF32
+        assert relative(moved, exact) > 1e-5
+    assert {t.dtype for t in rough.dump().values() if t.is_floating_point()} == {torch.float32}
+    if replay == "on":
+        assert rough.simulator.replay is not None and rough.simulator.replay.reasons == {}
+    full.server.w = rough.server.w
+    assert full.evaluate("test")["global"].loss.tolist() == rough.evaluate("test")["global"].loss.tolist()
+
+
+@pytest.mark.parametrize("precision", ROUGH)
+def test_a_captured_graph_is_as_rough_as_the_steps_it_was_made_of(precision: str) -> None:
+    exact, eager, played = (
+        wide(p, "mlp", "vmap", r)[1] for p, r in (("full", "off"), (precision, "off"), (precision, "on"))
+    )
+    ratio = relative(played, exact) / relative(eager, exact)
+    assert 1 / 3 < ratio < 3
+
+
+def test_watching_changes_no_number_and_sees_every_phase() -> None:
+    run = Run(device="cuda", replay="on")
+    plain, watched = (
+        simulation(fedavg(), model="mlp", hidden=(8, 8), run=run, attack=SignFlip(fraction=0.5)) for _ in range(2)
+    )
+    for _ in range(3):
+        plain.step()
+    with watch() as seconds:
+        for _ in range(3):
+            watched.step()
+    assert set(seconds) == set(PHASES) - {"write"}
+    assert torch.equal(plain.server.w, watched.server.w)
+
+
+def test_the_device_is_busy_for_a_part_of_the_time() -> None:
+    sim = simulation(fedavg(), model="mlp", hidden=(64, 64), run=Run(device="cuda", replay="on"))
+    share = device_share(sim, warm=2, rounds=3)
+    assert share is not None and 0 < share <= 1
+    assert sim.round == 5

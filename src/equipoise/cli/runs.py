@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from equipoise.cli.terminal import Json, Quiet, Verbose, guarded, number, progre
 from equipoise.errors import EquipoiseError
 
 if TYPE_CHECKING:
+    from equipoise.cli.profile import Profile
     from equipoise.config import Config
     from equipoise.experiment import Experiment
     from equipoise.results import Result
@@ -57,6 +58,7 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder. Default: one below runs/.")] = None,
     track: TrackOption = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Also print where the time of a round goes.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the config, run nothing.")
     ] = False,
@@ -71,6 +73,7 @@ def run(
       equipoise run experiment.toml
       equipoise run experiment.toml --set train.lr=0.1 --seed 3 --out runs/lr01
       equipoise run experiment.toml --method ./mine.py --track tensorboard
+      equipoise run experiment.toml --profile
       equipoise run experiment.toml --dry-run
     """
     from equipoise.config import dump, load
@@ -82,6 +85,7 @@ def run(
     tracker = tracker_of(track)
 
     from equipoise import experiment
+    from equipoise.cli.profile import Profile
     from equipoise.engine.run import Simulation
 
     made = experiment.build(settled)
@@ -92,14 +96,16 @@ def run(
         text = dump(settled)
         put_json(tomllib.loads(text)) if as_json else put(text.rstrip())
         return
-    folder = out or _new_folder(Path("runs"), _folder_name(settled))
+    folder, times = out or _new_folder(Path("runs"), _folder_name(settled)), Profile() if profile else None
     try:
-        with progress(quiet, verbose) as report:
+        with progress(quiet, verbose) as bar, times.watching(bar) if times else nullcontext(bar) as report:
             result = experiment.execute(made, folder, report, track=tracker(folder))
     finally:
         with suppress(OSError):
             folder.rmdir()  # only if the run never began, and left nothing in it
-    _finish(result, as_json, quiet, verbose)
+    if times:
+        times.measure_device(made)
+    _finish(result, as_json, quiet, verbose, times)
 
 
 @guarded
@@ -211,13 +217,15 @@ def _new_folder(parent: Path, name: str) -> Path:
     raise EquipoiseError(f"{parent} holds 9,999 runs of {name}", "choose another folder with --out")
 
 
-def _finish(result: Result, as_json: bool, quiet: bool, verbose: bool) -> None:
+def _finish(result: Result, as_json: bool, quiet: bool, verbose: bool, times: Profile | None = None) -> None:
     summary = result.summary()
     if as_json:
-        put_json(summary)
+        put_json({**summary, "profile": times.plain()} if times else summary)
     else:
         names = summary if verbose else [n for n in (*HEADLINE, "loss_mean", "loss_std") if n in summary]
         rows = [(n, number(summary[n])) for n in names if isinstance(summary[n], int | float)]
         put_table(("measure", "value"), rows)
+        if times:
+            times.put()
     if not quiet and result.path is not None:
         say(f"saved in {result.path} (all measures: summary.json)")

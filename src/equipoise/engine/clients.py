@@ -19,6 +19,7 @@ from torch import Tensor
 from equipoise.at import Schedule, Stop
 from equipoise.core import SGD, ClientRule, State
 from equipoise.engine.batches import Batches, plan_batches
+from equipoise.engine.precision import steps_in
 from equipoise.engine.view import View, World, risk
 from equipoise.streams import Stream
 
@@ -67,8 +68,9 @@ def client_round(
     signals = rule.report(state, view)
     start, extra = rule.begin(work.received, state, view)
     direct = update if not work.ends and type(rule).end is ClientRule.end else None
-    played = None if world.replay is None else world.replay.steps(rule, view, start, {**state, **extra}, direct)
-    w, now = played or _step_by_step(rule, view, start, {**state, **extra})
+    with steps_in(world.precision):
+        played = None if world.replay is None else world.replay.steps(rule, view, start, {**state, **extra}, direct)
+        w, now = played or _step_by_step(rule, view, start, {**state, **extra})
     if w is None:  # the steps have written the update
         return Done(update, None, _finite_or(_lasting(now, state), state), losses, signals)
     end, now = rule.end(w, now, view)
@@ -159,7 +161,8 @@ class Executor:
         """[K, d]: plain SGD on each client's own training split until it stops improving; the last iterate."""
         rows = start.expand(len(ids), -1).clone()
         last, busy = self.risk(ids, rows), torch.arange(len(ids))
-        plain = Executor(replace(self.world, replay=None), self.workers)  # the same bits, however long the run is to be
+        # The same bits, however long the run is to be, and however exact.
+        plain = Executor(replace(self.world, replay=None, precision="full"), self.workers)
         for epoch in range(0, stop.cap, stop.window):
             at, now = busy.to(rows.device), stream.child(epoch)
             window = Schedule(epochs=min(stop.window, stop.cap - epoch), batch=schedule.batch)

@@ -21,6 +21,7 @@ from equipoise.engine.clients import steady
 from equipoise.engine.exchange import Plan
 from equipoise.engine.participation import Participants
 from equipoise.engine.post import MessageExchange, Post, server_side
+from equipoise.engine.precision import check as check_precision
 from equipoise.engine.run import Scenario
 from equipoise.engine.server import RoundRecord, Server
 from equipoise.engine.settings import Run
@@ -38,6 +39,7 @@ class Deployment:
         if scenario.attack is not None or scenario.participation.dropout > 0:
             hint = "leave out [attack] and participation.dropout: only a simulation has these"
             raise EquipoiseError("a deployed federation has no simulated attackers and no simulated drop-outs", hint)
+        check_precision(run.precision, torch.device("cpu"))
         fed, stream = scenario.federation, Stream(run.seed)
         own = torch.arange(0) if fed.root is None else fed.root
         data = replace(fed.data, x=fed.data.x[own], y=fed.data.y[own], attributes={})

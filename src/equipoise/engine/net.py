@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from equipoise.engine.precision import forward_in, widened
 from equipoise.layout import Layout
 from equipoise.losses import loss_for
 from equipoise.models import adapt, dropout_keys, weights
@@ -36,16 +37,24 @@ class Net:
         return self.layout.vector(weights(self.module))
 
     def call(
-        self, params: dict[str, Tensor], x: Tensor, key: Tensor, *, vectorised: bool, train: bool, features: int = 0
+        self,
+        params: dict[str, Tensor],
+        x: Tensor,
+        key: Tensor,
+        *,
+        vectorised: bool,
+        train: bool,
+        features: int = 0,
+        precision: str = "full",
     ) -> tuple[Tensor, ...]:
         """Outputs [K, B, ...] of K models {name: [K, ...]} on K batches x [K, B, ...], then the outputs of their first
         `features` layers; key [K] drives dropout."""
-        with self._borrowed(train) as module:
+        with self._borrowed(train) as module, forward_in(precision, x.device):
 
             def one(params: dict[str, Tensor], x: Tensor, key: Tensor) -> tuple[Tensor, ...]:
                 with _listening(module, features) as heard:
                     out = functional_call(module, {**params, **dict.fromkeys(self.keys, key)}, (x,))
-                return (out, *heard)
+                return tuple(widened(t) for t in (out, *heard))
 
             if vectorised:
                 mapped: Callable[..., Any] = vmap(one)

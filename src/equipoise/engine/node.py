@@ -25,6 +25,7 @@ from equipoise.engine.exchange import Plan
 from equipoise.engine.messages import Answer, Ask, Parcel, read_ask
 from equipoise.engine.net import Net
 from equipoise.engine.participation import Participants
+from equipoise.engine.precision import check as check_precision
 from equipoise.engine.settings import Participation, Run, Train
 from equipoise.engine.simulator import Simulator
 from equipoise.engine.view import answers
@@ -58,10 +59,12 @@ def placed(data: Dataset, held: Mapping[str, Tensor], client: int) -> Federation
 def workplace(federation: Federation, method: Method, model: nn.Module, train: Train, run: Run) -> Simulator:
     """The simulator of one client's rounds, one row at a time, on a CPU."""
     stream, device = Stream(run.seed), torch.device("cpu")
+    check_precision(run.precision, device)
     dtype = torch.float64 if run.dtype == "float64" else torch.float32
     net = Net(model, federation.data.classes, train.loss, device, dtype)
     participants = Participants(Participation(), federation.sizes, stream)
-    return Simulator(method, net, federation, train, participants, None, stream, device, False, 1)
+    how = (device, False, 1, False, run.precision)
+    return Simulator(method, net, federation, train, participants, None, stream, *how)
 
 
 @dataclass(frozen=True)

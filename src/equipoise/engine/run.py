@@ -16,6 +16,7 @@ from equipoise.engine.evaluate import evaluate_global, evaluate_personal
 from equipoise.engine.exchange import Plan, Replies
 from equipoise.engine.net import Net
 from equipoise.engine.participation import Participants
+from equipoise.engine.precision import check as check_precision
 from equipoise.engine.server import RoundRecord, Server
 from equipoise.engine.settings import Admission, Participation, Run, Train
 from equipoise.engine.simulator import Simulator
@@ -46,6 +47,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, method: Method, run: Run) -> None:
         stream, fed = Stream(run.seed), scenario.federation
         device, dtype = pick_device(run.device), torch.float64 if run.dtype == "float64" else torch.float32
+        check_precision(run.precision, device)
         net = Net(scenario.model, fed.data.classes, scenario.train.loss, device, dtype)
         self.vectorised, self.executor_reason = choose_executor(run.executor, net, fed, device, dtype)
         added = scenario.attack.added_to(fed.n_clients) if scenario.attack else 0
@@ -62,6 +64,7 @@ class Simulation:
             self.vectorised,
             run.workers,
             run.replay == "on" or (run.replay == "auto" and scenario.train.rounds >= _WORTH),
+            run.precision,
         )
         self.server = Server(
             method, net.initial(), net.layout, participants, scenario.train, scenario.admission, stream
@@ -186,7 +189,7 @@ def choose_executor(
     convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in net.module.modules())
     if wish == "auto" and device.type == "cpu" and convolves:
         return False, "convolutions on a CPU: one client after the other is faster"
-    rows = net.initial().expand(2, -1)
+    rows = net.initial().repeat(2, 1)  # two models: one that is only shown twice is not mapped over
     x, y = data.inputs(first.expand(2, 1), dtype), data.y[first.expand(2, 1)]
     try:
         net.forward(rows, x, y.to(dtype) if y.is_floating_point() else y, vectorised=True)

@@ -17,6 +17,7 @@ from equipoise.engine.admission import admit, all_finite
 from equipoise.engine.exchange import Exchange, Plan, Replies
 from equipoise.engine.guard import probed
 from equipoise.engine.participation import Participants
+from equipoise.engine.phases import phase
 from equipoise.engine.settings import Admission, Train
 from equipoise.errors import EquipoiseError
 from equipoise.layout import Layout
@@ -69,16 +70,20 @@ class Server:
 
     def plan(self) -> Plan:
         round, drawn = self._next
-        if round != self.round:
-            drawn = self.participants.draw(self.round, self.excluded)
-        ids = drawn.to(self.w.device)
+        with phase("draw"):
+            if round != self.round:
+                drawn = self.participants.draw(self.round, self.excluded)
+            ids = drawn.to(self.w.device)
         lr = self.train.lr * self.train.lr_decay**self.round
-        return Plan(self.round, ids, self.w, lr, self.rule.plan(ids, self.state), self.rule.needs)
+        with phase("server rule"):
+            messages = self.rule.plan(ids, self.state)
+        return Plan(self.round, ids, self.w, lr, messages, self.rule.needs)
 
     def absorb(self, plan: Plan, exchange: Exchange) -> RoundRecord:
         replies = exchange(plan)
         self._look_ahead(exchange)
-        admitted = admit(replies, self.admission)
+        with phase("admission"):
+            admitted = admit(replies, self.admission)
         kept = admitted.replies
         drawn, ids = tuple(plan.ids.tolist()), tuple(kept.ids.tolist())
         touched = {"size_capped": list(admitted.capped), "guarded": list(admitted.guarded)}
@@ -89,24 +94,28 @@ class Server:
 
         if len(ids) < self.admission.quorum:
             return record(skipped=f"{len(ids)} admitted, quorum {self.admission.quorum}", info=info)
-        cohort = self.cohort(plan, kept, exchange)
-        outcome, reason = self._judge(cohort)
+        with phase("server rule"):
+            cohort = self.cohort(plan, kept, exchange)
+            outcome, reason = self._judge(cohort)
+            if outcome is not None:
+                self.w, self.state = self.w - outcome.direction, outcome.state
         if outcome is None:
             return record(skipped=reason, info=info)
-        self.w, self.state = self.w - outcome.direction, outcome.state
         if outcome.exclude:
             self.excluded[list(outcome.exclude)] = True
             self._next = -1, self._next[1]  # the draw may come out otherwise now
         if outcome.downloads is not None:
             exchange.deliver(plan, cohort.ids, outcome.downloads)
-        against = conflicts(cohort.updates, outcome.direction, self.layout.layers())
+        with phase("evaluate"):
+            against = conflicts(cohort.updates, outcome.direction, self.layout.layers())
         if outcome.exclude:
             info["excluded"] = list(outcome.exclude)
         return record(stop=outcome.stop, conflicts=against, info={**info, **outcome.info})
 
     def _look_ahead(self, exchange: Exchange) -> None:
         """Draw the next round and tell the exchange, which may still be at work on this one."""
-        self._next = self.round + 1, self.participants.draw(self.round + 1, self.excluded)
+        with phase("draw"):
+            self._next = self.round + 1, self.participants.draw(self.round + 1, self.excluded)
         exchange.foresee(*self._next)
 
     def cohort(self, plan: Plan, replies: Replies, exchange: Exchange) -> Cohort:

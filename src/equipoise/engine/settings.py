@@ -85,7 +85,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Run:
-    """Where and how a run is carried out; only `seed` and `dtype` change its numbers on one machine."""
+    """Where and how a run is carried out; only `seed`, `dtype` and `precision` change its numbers on one machine."""
 
     seed: int = 0
     eval_every: int = 10
@@ -99,6 +99,9 @@ class Run:
     workers: int = 1
     """Threads of the loop executor; results do not depend on it."""
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Literal["full", "tf32", "bf16"] = "full"
+    """How exactly local training multiplies (`engine.precision`): "tf32", for GPUs, keeps about 3 decimal digits of
+    what is multiplied, "bf16" 2. Reported losses, server rules and evaluation are always in full."""
     checkpoint_every: int = 10
     """Save a point to resume from after this many rounds."""
     __pydantic_config__ = _STRICT
@@ -108,3 +111,7 @@ class Run:
         require(self.eval_every >= 0, "run.eval_every", self.eval_every, "0 or more")
         require(self.workers >= 1, "run.workers", self.workers, "1 or more")
         require(self.checkpoint_every >= 1, "run.checkpoint_every", self.checkpoint_every, "1 or more")
+        single = self.precision == "full" or self.dtype == "float32"
+        require(single, f"run.precision with dtype {self.dtype!r}", self.precision, 'use "full", or dtype = "float32"')
+        alone = self.precision != "tf32" or self.workers == 1  # TF32 is switched on for a process, not for a thread
+        require(alone, 'run.workers with precision "tf32"', self.workers, "use 1: a GPU is not shared between threads")

@@ -18,6 +18,7 @@ from equipoise.engine.clients import Done, Executor, Work, cuts
 from equipoise.engine.exchange import Plan, Replies
 from equipoise.engine.net import Net
 from equipoise.engine.participation import Participants
+from equipoise.engine.phases import phase
 from equipoise.engine.replay import Replay
 from equipoise.engine.settings import Train
 from equipoise.engine.store import ClientStore
@@ -45,6 +46,7 @@ class Simulator:
         vectorised: bool,
         workers: int,
         replay: bool = False,
+        precision: str = "full",
     ) -> None:
         self.rule, self.participants, self.attack, self.stream = method.client, participants, attack, stream
         self.lr, self.schedule = train.lr, Schedule(train.epochs, train.steps, train.batch or None)
@@ -55,7 +57,7 @@ class Simulator:
         # Samples that an attack changed or added lie behind the others, see `adversary`.
         self.untouched = torch.zeros_like(self.malicious)
         self.untouched[: len(own)] = self.host.start[: len(own)] == own
-        self.net, self.vectorised, self.workers = net, vectorised, workers
+        self.net, self.vectorised, self.workers, self.precision = net, vectorised, workers, precision
         self.store, self.w0 = ClientStore(federation.n_clients), net.initial()
         sizes = frozenset(c.stop - c.start for c in cuts(participants.most, net.layout.size, vectorised))
         capture = device.type == "cuda" and workers == 1
@@ -73,7 +75,7 @@ class Simulator:
         """[N, d]: what the N original clients reach alone, on clean data; set by whoever keeps it between runs."""
 
     def executor(self, disturb: Disturb | None = None) -> Executor:
-        world = World(self.net, self.federation, self.host, self.vectorised, disturb, self.replay)
+        world = World(self.net, self.federation, self.host, self.vectorised, disturb, self.replay, self.precision)
         return Executor(world, self.workers)
 
     def __call__(self, plan: Plan) -> Replies:
@@ -86,7 +88,8 @@ class Simulator:
         sizes = self.claimed[here].to(plan.w.device)
         self._last = None  # so that its memory can be used again
         done = self.train(plan, ids, messages, ends=type(self.rule).receive is not ClientRule.receive)
-        self.store.put(here, done.state)
+        with phase("train"):
+            self.store.put(here, done.state)
         self._last = ids, done
         return self._attacked(plan, Replies(ids, done.updates, sizes, done.losses, done.signals))
 
@@ -97,6 +100,7 @@ class Simulator:
             for ids in torch.split(plan.ids, _TOGETHER):
                 self.store.put(ids, self.train(plan, ids, {}, rule, ends=False).state)
 
+    @phase("train")
     def train(
         self, plan: Plan, ids: Tensor, messages: State, rule: ClientRule | None = None, ends: bool = True
     ) -> Done:
@@ -113,6 +117,7 @@ class Simulator:
         executor = self.executor(self._disturb(plan.round))
         return executor.run(rule, work, self.states(ids), self._alone)
 
+    @phase("gather")
     def _batches(self, rule: ClientRule, round: int, here: Tensor) -> Batches:
         schedule = rule.schedule(self.schedule, round, self.stream.child("schedule", round))
         stream, device, sizes = self.stream.child("batch", round), self.w0.device, self.host.size[here]
@@ -187,6 +192,7 @@ class Simulator:
         executor = Executor(World(self.net, federation, split, self.vectorised))
         return executor.run(SGD(self.rule.objective), work, {}, self._alone).updates[0]
 
+    @phase("train")
     def deliver(self, plan: Plan, ids: Tensor, downloads: Tensor) -> None:
         assert self._last is not None
         trained, done = self._last
@@ -205,6 +211,7 @@ class Simulator:
         stream, malicious = self.stream.child("attack", "outliers", round), self.malicious
         classes = self.federation.data.classes
 
+        @phase("attack")
         def disturb(x: Tensor, y: Tensor, ids: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
             bad = torch.nonzero(malicious.to(ids.device)[ids]).flatten()
             if len(bad) == 0:
@@ -220,6 +227,7 @@ class Simulator:
 
         return disturb
 
+    @phase("attack")
     def _attacked(self, plan: Plan, replies: Replies) -> Replies:
         if self.attack is None:
             return replies

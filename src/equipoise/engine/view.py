@@ -24,6 +24,7 @@ Disturb = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 _NUMBERS = 1 << 24  # disturbed at a time
 CHUNK = 2048  # samples of one client in a single evaluation pass: bounds memory, changes no result beyond rounding
+_AT_ONCE = 1 << 14  # samples of all clients in one
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class World:
     vectorised: bool
     disturb: Disturb | None = None
     replay: Replay | None = None
+    precision: str = "full"
+    """Of local steps, see `engine.precision`."""
 
 
 class View:
@@ -139,8 +142,16 @@ class View:
 
     def _forward(self, params: dict[str, Tensor], batch: int) -> tuple[Forward, Tensor, Tensor]:
         x, y = self._batch(batch)
-        net, rows = self.world.net, self.world.vectorised
-        outputs, *features = net.call(params, x, self._key(batch), vectorised=rows, train=True, features=self._features)
+        net = self.world.net
+        outputs, *features = net.call(
+            params,
+            x,
+            self._key(batch),
+            vectorised=self.world.vectorised,
+            train=True,
+            features=self._features,
+            precision=self.world.precision,
+        )
         return Forward(outputs, net.loss(outputs, y), tuple(features)), y, self._mask(batch)
 
     def _objective(self, params: dict[str, Tensor], loss: CustomLoss | None, batch: int) -> Tensor:
@@ -187,11 +198,12 @@ def answers(world: World, ids: Tensor, rows: Tensor, split: str) -> Iterator[tup
     """Outputs, losses, labels and mask of model `rows[k]` on the split of client `ids[k]`, a chunk at a time."""
     data = world.federation.data
     index, mask = world.federation.splits[split].padded(ids)
-    for at in range(0, index.shape[1], CHUNK):
-        part, y = index[:, at : at + CHUNK], data.y[index[:, at : at + CHUNK]]
+    chunk = max(1, min(CHUNK, _AT_ONCE // max(1, len(ids))))
+    for at in range(0, index.shape[1], chunk):
+        part, y = index[:, at : at + chunk], data.y[index[:, at : at + chunk]]
         y = y.to(rows.dtype) if y.is_floating_point() else y
         out, losses = world.net.forward(rows, data.inputs(part, rows.dtype), y, vectorised=world.vectorised)
-        yield out, losses, y, mask[:, at : at + CHUNK]
+        yield out, losses, y, mask[:, at : at + chunk]
 
 
 def risk(world: World, ids: Tensor, rows: Tensor, split: str) -> Tensor:
