@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -47,12 +47,11 @@ from equipoise.core import (
     EquipoiseError,
     Method,
     Outcome,
-    Schedule,
     ServerRule,
     State,
-    Stream,
     WeightedMean,
 )
+from equipoise.methods.fedsgd import FedSGD
 from equipoise.solvers import at_hand, min_norm
 
 Layer = Literal["module", "tensor", "model", "fragments"]
@@ -68,14 +67,6 @@ _ABLATIONS: Mapping[Ablation, Mapping[str, Any]] = {
     **{"M1": {"direction": "mean"}, "M2": {"layer": "model"}, "M3": {"layer": "fragments"}, "M4": {"fair": "none"}},
     **{"M5": {"fair": "fedmdfg"}, "M6": {"absent": "none"}, "M7": {"absent": "last"}, "M8": {"absent": "all"}},
 }
-
-
-@dataclass(frozen=True)
-class FullGradient(SGD):
-    """One step along the gradient over all of a client's data, whatever the run's schedule."""
-
-    def schedule(self, given: Schedule, round: int, stream: Stream) -> Schedule:
-        return replace(given, steps=1, batch=None)
 
 
 @dataclass(frozen=True)
@@ -336,4 +327,4 @@ def fedlf(
     chosen |= _ABLATIONS[ablation] if ablation else {}
     mean = chosen.pop("direction") == "mean"
     rule = FedLF(fragments=fragments, normalise_rows=normalise_rows, theta=theta, cap=cap, stop=stop, **chosen)
-    return Method("fedlf", FullGradient() if grad == "full" else SGD(), WeightedMean("uniform") if mean else rule)
+    return Method("fedlf", FedSGD() if grad == "full" else SGD(), WeightedMean("uniform") if mean else rule)

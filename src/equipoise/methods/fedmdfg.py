@@ -34,7 +34,8 @@ from torch import Tensor
 
 from equipoise.core import Cohort, EquipoiseError, Method, Outcome, ServerRule, State
 from equipoise.methods._directions import along
-from equipoise.methods.fedlf import FedLF, FullGradient
+from equipoise.methods.fedlf import FedLF
+from equipoise.methods.fedsgd import FedSGD
 
 _ALL = 1 << 62  # clients to remember: everybody of the last round
 
@@ -114,4 +115,4 @@ def _chosen(good: Tensor, mean: Tensor, before: float) -> tuple[int | None, str]
 
 
 def fedmdfg(theta: float = math.pi / 16, s: int = 5, *, beta: float = 1e-4) -> Method:
-    return Method("fedmdfg", FullGradient(), FedMDFG(theta, s, beta))
+    return Method("fedmdfg", FedSGD(), FedMDFG(theta, s, beta))
