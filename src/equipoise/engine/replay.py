@@ -277,18 +277,25 @@ def _active(steps: Sequence[int], device: torch.device) -> Tensor | None:
 def _walk(
     play: Played, fixed: Inputs, each: Inputs, steps: Sequence[int], update: Tensor | None
 ) -> tuple[Tensor | None, State]:
-    """Step after step. Clients that have none left keep what they had."""
+    """Step after step. What clients have when they run out of steps is put aside, and put back in the end.
+
+    Until then their rows go on with the others': what becomes of them there touches nobody and is thrown away.
+    """
     state = {n: fixed[n] for n in play.state}
+    ready: list[tuple[Tensor, list[Tensor], list[Tensor]]] = []
     with play.model(fixed["w"]) as model:
         for s in range(max(steps)):
+            out = torch.tensor([k for k, n in enumerate(steps) if n == s], device=fixed["w"].device)
+            if len(out):
+                ready.append((out, model.take(out), [t[out] for t in state.values()]))
             now = {**fixed, **state, **{n: t[s] for n, t in each.items()}}
-            rest = torch.tensor([k for k, n in enumerate(steps) if n <= s], device=fixed["w"].device)
-            kept = model.take(rest) if len(rest) else []
-            new = dict(zip(play.state, model.step([now[n] for n in play.names[1:]]), strict=True))
-            if len(rest):
-                model.put(rest, kept)
-                new = {n: t.index_copy(0, rest, state[n][rest]) for n, t in new.items()}
-            state = new
+            state = dict(zip(play.state, model.step([now[n] for n in play.names[1:]]), strict=True))
+        if ready:
+            at, rows, states = zip(*ready, strict=True)
+            back = torch.cat(at)
+            model.put(back, [torch.cat(part) for part in zip(*rows, strict=True)])
+            held = dict(zip(state, map(torch.cat, zip(*states, strict=True)), strict=True)) if state else {}
+            state = {n: t.index_copy(0, back, held[n]) for n, t in state.items()}
         if update is None:
             return model.end(), state
         model.less(fixed["w"], update)
