@@ -1,5 +1,6 @@
-"""What every test may rely on: one thread, and hypothesis runs that repeat."""
+"""What every test may rely on: one thread, hypothesis runs that repeat, and no waiting for the disk."""
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +14,14 @@ from equipoise.engine.clients import Executor
 torch.set_num_threads(1)
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nobody_pulls_the_plug() -> Iterator[None]:
+    """What was written is there, also for whoever comes after a killed process; only a machine that dies needs more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -54,8 +54,10 @@ def simulation(
     scenario = Scenario(
         fed, module, train or Train(batch=5, lr=0.1), participation or Participation(), admission, attack
     )
-    run = run or Run(dtype="float64", replay="off")
-    return Simulation(scenario, method or Method(), replace(run, device="cpu") if run.device == "auto" else run)
+    run = run or Run(dtype="float64")
+    chosen = {"device": "cpu"} if run.device == "auto" else {}
+    chosen |= {"replay": "off"} if run.replay == "auto" else {}  # a test's few steps are not worth recording
+    return Simulation(scenario, method or Method(), replace(run, **chosen))
 
 
 def relative(a: Tensor, b: Tensor) -> float:

@@ -13,6 +13,8 @@ import itertools
 import json
 import math
 import os
+import platform
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,6 +31,7 @@ from equipoise.errors import EquipoiseError
 _PARTIAL = ".partial"
 _METADATA = "equipoise"
 _serial = itertools.count()
+_HOST = re.sub(r"[^\w.-]", "-", platform.node())  # on shared storage, processes of two machines may have one number
 
 _FULL = "free some space and resume; what was there before is whole"
 _DENIED = "check who may write there, or choose another folder"
@@ -59,7 +62,7 @@ def disk(action: str, path: Path | str) -> Iterator[None]:
 def write_atomic(path: Path | str, data: bytes) -> str:
     """Put `data` at `path`, all of it or nothing; returns its sha256."""
     path = Path(path)
-    temp = path.with_name(f".{path.name}.{os.getpid()}-{next(_serial)}{_PARTIAL}")
+    temp = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}-{next(_serial)}{_PARTIAL}")
     with disk("write", path):
         try:
             _write_new(temp, data)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from equipoise import contract, registry
 from equipoise.at import At
 from equipoise.core import ClientRule, Method, State
-from equipoise.engine.run import Scenario, Simulation
-from equipoise.engine.settings import Admission, Participation, Run, Train
+from equipoise.engine.run import Scenario, Simulation, local_steps
+from equipoise.engine.settings import Participation, Run, Train
 from equipoise.models import build
 from equipoise.streams import Stream
 from tests.small import federation, relative, simulation
@@ -140,14 +140,28 @@ def test_a_stopped_run_plays_back_the_same_steps() -> None:
     assert torch.equal(whole.server.w, second.server.w)
 
 
-def test_long_runs_are_played_back_unless_told_otherwise() -> None:
-    fed, model = federation(), build("linear", (6,), 3, Stream(0))
+@pytest.mark.parametrize(
+    ("train", "steps"),  # the largest client has 25 samples
+    [
+        (Train(rounds=99, batch=10), 297),
+        (Train(rounds=100, batch=10), 300),
+        (Train(rounds=5, epochs=20, batch=10), 300),
+        (Train(rounds=299, batch=0), 299),
+        (Train(rounds=150, epochs=2, batch=0), 300),
+        (Train(rounds=149, epochs=9, steps=2), 298),
+        (Train(rounds=3, steps=100), 300),
+        (Train(rounds=0, steps=1000), 0),
+    ],
+    ids=lambda v: "" if isinstance(v, int) else f"{v.rounds} rounds, {v.epochs} epochs, {v.steps} steps of {v.batch}",
+)
+def test_runs_of_many_local_steps_are_played_back_unless_told_otherwise(train: Train, steps: int) -> None:
+    scenario = Scenario(federation(), build("linear", (6,), 3, Stream(0)), train)
 
-    def replays(rounds: int, replay: str) -> bool:
-        scenario = Scenario(fed, model, Train(rounds=rounds), admission=Admission())
-        return Simulation(scenario, Method(), Run(replay=replay, device="cpu")).simulator.replay is not None  # type: ignore[arg-type]
+    def replays(replay: Any) -> bool:
+        return Simulation(scenario, Method(), Run(replay=replay, device="cpu")).simulator.replay is not None
 
-    assert [replays(9, "auto"), replays(10, "auto"), replays(1, "on"), replays(99, "off")] == [False, True, True, False]
+    assert local_steps(train, scenario.federation.sizes) == steps
+    assert [replays("auto"), replays("on"), replays("off")] == [steps >= 300, True, False]
 
 
 def test_in_float32_it_stays_within_rounding() -> None:

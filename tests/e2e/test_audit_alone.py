@@ -31,6 +31,7 @@ kind = "linear"
 [train]
 rounds = 3
 steps = 2
+batch = 25
 lr = 0.2
 [participation]
 per_round = 5
@@ -47,7 +48,11 @@ def cells(executor: str) -> list[Cell]:
 
 def carried_out(cell: Cell, out: Path) -> dict[str, bytes]:
     run_cell(config.dump(cell.config), folder(out, cell), out)
-    return {name: (folder(out, cell) / name).read_bytes() for name in KEPT}
+    return content(folder(out, cell))
+
+
+def content(path: Path) -> dict[str, bytes]:
+    return {name: (path / name).read_bytes() for name in KEPT}
 
 
 @pytest.fixture
@@ -64,25 +69,31 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return ids
 
 
-@EXECUTORS
-def test_every_cell_has_the_same_bytes_whichever_came_first(executor: str, tmp_path: Path) -> None:
-    forth = {c.name: carried_out(c, tmp_path / "forth") for c in cells(executor)}
-    back = {c.name: carried_out(c, tmp_path / "back") for c in reversed(cells(executor))}
-    assert forth == back and len(forth) == 4
+@pytest.fixture(scope="module", params=["vmap", "loop"])
+def audited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The executor, and the folder of an audit whose cells were carried out in order."""
+    out = tmp_path_factory.mktemp("forth")
+    for cell in cells(request.param):
+        carried_out(cell, out)
+    return request.param, out
 
 
-@EXECUTORS
-def test_a_cell_finds_what_an_ordinary_run_finds(executor: str, tmp_path: Path) -> None:
+def test_every_cell_has_the_same_bytes_whichever_came_first(audited: tuple[str, Path], tmp_path: Path) -> None:
+    executor, forth = audited
+    back = {c.name: carried_out(c, tmp_path) for c in reversed(cells(executor))}
+    assert len(back) == 4
+    assert back == {c.name: content(folder(forth, c)) for c in cells(executor)}
+
+
+def test_a_cell_finds_what_an_ordinary_run_finds(audited: tuple[str, Path], tmp_path: Path) -> None:
+    executor, out = audited
     for cell in cells(executor):
-        carried_out(cell, tmp_path / "audit")
-        alone = experiment.execute(experiment.build(cell.config), tmp_path / cell.name)
-        assert alone.path is not None
-        a, b = (pd.read_parquet(p / "clients.parquet") for p in (folder(tmp_path / "audit", cell), alone.path))
+        alone = experiment.execute(experiment.build(cell.config), tmp_path / cell.name).path
+        assert alone is not None
+        a, b = (pd.read_parquet(p / "clients.parquet") for p in (folder(out, cell), alone))
         pd.testing.assert_frame_equal(a, b, check_exact=False, rtol=0, atol=1e-6)
         if executor == "loop":  # where a client's numbers depend on that client only
-            assert all(
-                (folder(tmp_path / "audit", cell) / n).read_bytes() == (alone.path / n).read_bytes() for n in KEPT
-            )
+            assert content(folder(out, cell)) == content(alone)
 
 
 @EXECUTORS

@@ -89,6 +89,7 @@ def _measured(method: Method, seed: int, cache: Path) -> dict[str, float]:
     )
     run = Run(seed=seed, dtype="float64", device="cpu")
     alone, simulation = local_optima(scenario, run, STOP, cache), Simulation(scenario, method, run)
+    simulation.simulator.reached = {STOP: alone.models}.__getitem__  # the same that EAGLE's clients reach: test_gaps.py
     for _ in range(ROUNDS):
         simulation.step()
     loss = {split: simulation.evaluate(split)["global"].loss for split in ("validation", "test")}

@@ -51,7 +51,8 @@ class Witness(ServerRule):
 def watch(method: Method, seed: int) -> list[tuple[Cohort, Outcome]]:
     fed = partition(load("digits"), "pathological", clients=20, classes=2, seed=seed)
     model = build("mlp", (8, 8), 10, Stream(seed).child("init"), hidden=(32, 16))
-    scenario = Scenario(fed, model, Train(batch=10, lr=0.1, lr_decay=0.999), Participation(per_round=5))
+    train = Train(rounds=ROUNDS, batch=10, lr=0.1, lr_decay=0.999)
+    scenario = Scenario(fed, model, train, Participation(per_round=5))
     witness = Witness(method.server)
     sim = Simulation(scenario, Method(method.name, method.client, witness), Run(seed=seed, device="cpu"))
     for _ in range(ROUNDS):

@@ -40,17 +40,17 @@ def federation(split: str, seed: int) -> Federation:
     return equipoise.partition(data, split, clients=N, test_set="common", seed=seed, **SAMPLES[split])
 
 
-def start(method: Method, split: str, seed: int, attack: Attack | None = None) -> Simulation:
+def start(method: Method, split: str, seed: int, rounds: int, attack: Attack | None = None) -> Simulation:
     fed = federation(split, seed)
     model = build("mlp", tuple(fed.data.x.shape[1:]), 10, Stream(seed).child("init"), hidden=(32,))
-    train = Train(epochs=4, batch=16, lr=0.25, lr_decay=0.977)
+    train = Train(rounds=rounds, epochs=4, batch=16, lr=0.25, lr_decay=0.977)
     return Simulation(Scenario(fed, model, train, attack=attack), method, Run(seed=seed, device="cpu"))
 
 
-def removals(sim: Simulation, rounds: int) -> dict[int, int]:
+def removals(sim: Simulation) -> dict[int, int]:
     """Run, and say who was removed and in which round (the first is 1); stop early when all attackers are gone."""
     out: dict[int, int] = {}
-    for r in range(1, rounds + 1):
+    for r in range(1, sim.scenario.train.rounds + 1):
         out.update({d["client"]: r for d in sim.step().info.get("removed", [])})
         if sim.n_clients > N and set(range(N, sim.n_clients)) <= set(out):
             break
@@ -60,8 +60,8 @@ def removals(sim: Simulation, rounds: int) -> dict[int, int]:
 @cache
 def trained(method: Method, split: str, seed: int, rounds: int) -> tuple[np.ndarray, dict[int, int]]:
     """The accuracies that participants end with, and who was removed on the way."""
-    sim = start(method, split, seed)
-    removed = removals(sim, rounds)
+    sim = start(method, split, seed, rounds)
+    removed = removals(sim)
     return sim.evaluate("test")["personal"].accuracy, removed
 
 
@@ -106,15 +106,15 @@ def test_with_clipping_all_attackers_and_nobody_else_are_removed_within_five_rou
     method: Method, attack: Attack
 ) -> None:
     for seed in SEEDS:
-        assert set(removals(start(method, "iid", seed, attack), 5)) == set(range(N, N + attack.added_to(N)))
+        assert set(removals(start(method, "iid", seed, 5, attack))) == set(range(N, N + attack.added_to(N)))
 
 
 def test_without_clipping_two_free_riders_take_over_and_all_the_honest_are_removed() -> None:
     """Their updates are longer than honest ones, so they decide what everyone is compared with."""
     for seed in SEEDS:
-        assert set(removals(start(PAPER, "iid", seed, FreeRider(added=0.2)), 8)) == set(range(N))
+        assert set(removals(start(PAPER, "iid", seed, 8, FreeRider(added=0.2)))) == set(range(N))
 
 
 def test_a_majority_that_agrees_with_itself_removes_the_honest_even_with_clipping() -> None:
     for seed in SEEDS:
-        assert set(removals(start(CLIPPED, "iid", seed, Rescale(added=1.1)), 1)) == set(range(N))
+        assert set(removals(start(CLIPPED, "iid", seed, 1, Rescale(added=1.1)))) == set(range(N))

@@ -35,9 +35,10 @@ def test_everyone_by_default() -> None:
 def test_uniform_draws_are_uniform_and_size_draws_follow_the_sizes() -> None:
     sizes = torch.arange(40.0)
     uniform, by_size = torch.zeros(40), torch.zeros(40)
+    alike, sized = participants(per_round=1), participants(sizes, per_round=1, sampling="size")
     for r in range(4000):
-        uniform[participants(per_round=1).draw(r, NOBODY)] += 1
-        by_size[participants(sizes, per_round=1, sampling="size").draw(r, NOBODY)] += 1
+        uniform[alike.draw(r, NOBODY)] += 1
+        by_size[sized.draw(r, NOBODY)] += 1
     assert float((uniform / 4000 - 1 / 40).abs().max()) < 0.01
     assert float((by_size / 4000 - sizes / sizes.sum()).abs().max()) < 0.012
 

@@ -17,6 +17,7 @@ kind = "linear"
 [train]
 rounds = 3
 epochs = 10
+batch = 50
 lr = 0.5
 [participation]
 per_round = PER_ROUND

@@ -160,7 +160,7 @@ class LikeEagleClient(ClientRule):
         return {"best": w.new_zeros(len(w))}
 
     def prepare(self, state: State, at: At) -> State:
-        return {"best": at.risk(at.fit_alone(Stop(window=20, cap=200)), "validation")}
+        return {"best": at.risk(at.fit_alone(Stop(window=3, cap=10)), "validation")}
 
     def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
         return at.descend(w, at.message["weight"][:, None] * at.grad(w)), state

@@ -2,6 +2,7 @@
 
 plan      an [audit] section and a run's sections -> cells, one run each
 runner    carries the cells out, side by side, and goes on where it was stopped
+engines   where they are carried out: processes here, or a Ray cluster
 gather    reads the folder back into tables (data.AuditData)
 evidence  intervals, tests, fronts: is a difference real?
 advice    which method to take for a wish
@@ -20,6 +21,7 @@ from types import ModuleType
 
 from equipoise.audit.advice import Advice, advise
 from equipoise.audit.data import AuditData
+from equipoise.audit.engines import Engine
 from equipoise.audit.gather import gather
 from equipoise.audit.plan import load as load_plan
 from equipoise.audit.recording import record
@@ -37,12 +39,13 @@ def audit(
     *,
     overrides: Sequence[str] = (),
     workers: int = 1,
+    engine: Engine | None = None,
     report: Callable[[Step], None] | None = None,
     track: Tracker | None = None,
 ) -> AuditData:
     """Run an audit, given as a TOML file (a Path) or as its text, and read it back."""
     plan = load_plan(source, overrides)
-    data = gather(plan, Path(out), run_audit(plan, Path(out), workers=workers, report=report))
+    data = gather(plan, Path(out), run_audit(plan, Path(out), workers=workers, engine=engine, report=report))
     if track:
         record(data, track)
     return data

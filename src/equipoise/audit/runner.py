@@ -1,4 +1,4 @@
-"""Carries an audit out: its cells side by side in processes that are reused, each in a run folder of its own.
+"""Carries an audit out: its cells side by side, on this machine or on many, each in a run folder of its own.
 
 A cell that fails does not touch the others, and a cell that is finished is not run again, so an audit that was stopped
 in any way goes on when it is started once more.
@@ -6,19 +6,17 @@ in any way goes on when it is started once more.
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from equipoise import config as configs
-from equipoise import experiment, files, registry
+from equipoise import experiment, files
+from equipoise.audit.engines import Engine, Job, Local
 from equipoise.audit.plan import Cell, Plan
 from equipoise.core import Stop
 from equipoise.data.federation import Federation
@@ -41,20 +39,24 @@ def run(
     out: Path,
     *,
     workers: int = 1,
+    engine: Engine | None = None,
     own: Sequence[Path] = (),
     report: Callable[[Step], None] | None = None,
 ) -> dict[str, str]:
-    """Run what is not finished yet; what went wrong, by the name of the cell. `own` are the user's method files."""
+    """Run what is not finished yet; what went wrong, by the name of the cell. `own` are the user's method files.
+
+    `workers` processes on this machine do it, or the `engine`, if one is given.
+    """
     files.make_folder(out)
     with files.Lock(out):
         _claim(plan, out)
-        jobs: dict[str, Callable[[], None]] = {}
+        jobs: dict[str, Job] = {}
         for seed in plan.seeds:
             first = next(c for c in plan.cells if c.seed == seed)
             jobs[f"each client alone, seed {seed}"] = partial(_alone, configs.dump(first.config), plan.audit.stop, out)
         for cell in plan.cells:
             jobs[cell.name] = partial(run_cell, configs.dump(cell.config), folder(out, cell), out)
-        return execute_all(jobs, workers, own, report or (lambda step: None))
+        return execute_all(jobs, engine or Local(workers), own, report or (lambda step: None))
 
 
 def folder(out: Path, cell: Cell) -> Path:
@@ -122,45 +124,22 @@ def _optima(made: experiment.Experiment, stop: Stop, out: Path) -> Optima:
     return local_optima(replace(made.scenario, attack=None), made.run, stop, out / "alone")
 
 
-def _start(own: Sequence[Path]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # while a cell runs, its own handler finishes the round and saves
-    torch.set_num_threads(1)
-    for path in own:
-        registry.load_file(path, "methods")
-
-
 # -------------------------------------------------------------------------------------------------- in this process
 
 
 def execute_all(
-    jobs: Mapping[str, Callable[[], None]], workers: int, own: Sequence[Path], report: Callable[[Step], None]
+    jobs: Mapping[str, Job], engine: Engine, own: Sequence[Path], report: Callable[[Step], None]
 ) -> dict[str, str]:
-    """Do all jobs, `workers` at a time; what went wrong, by name."""
+    """Have all jobs done by the engine; what went wrong, by name."""
     errors: dict[str, str] = {}
-    for done, (name, result) in enumerate(_ended(jobs, workers, own), 1):
-        try:
-            result()
-        except (experiment.Interrupted, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            told = error.message if isinstance(error, EquipoiseError) else f"{type(error).__name__}: {error}"
-            errors[name] = told.splitlines()[0]
-        report(Step(done, len(jobs), name, errors.get(name, "")))
+    with closing(engine.ended(jobs, own)) as ended:
+        for done, (name, result) in enumerate(ended, 1):
+            try:
+                result()
+            except (experiment.Interrupted, KeyboardInterrupt):
+                raise
+            except Exception as error:
+                told = error.message if isinstance(error, EquipoiseError) else f"{type(error).__name__}: {error}"
+                errors[name] = told.splitlines()[0]
+            report(Step(done, len(jobs), name, errors.get(name, "")))
     return errors
-
-
-def _ended(
-    jobs: Mapping[str, Callable[[], None]], workers: int, own: Sequence[Path]
-) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Jobs in the order in which they end, each with how to get at its result."""
-    if workers == 1:
-        yield from jobs.items()
-        return
-    # Spawned, not forked: a fork inherits the locks and threads of its parent in whatever state they are.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start, initargs=(tuple(own),))
-    try:
-        names: dict[Future[None], str] = {pool.submit(job): name for name, job in jobs.items()}
-        for future in as_completed(names):
-            yield names[future], future.result
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

@@ -27,6 +27,7 @@ import numpy as np
 
 from equipoise import config as configs
 from equipoise import files, metrics, registry
+from equipoise.audit.engines import Engine, Job, Local
 from equipoise.audit.runner import Step, alone, execute_all, run_cell
 from equipoise.config.parts import Table as Params
 from equipoise.config.parts import section, shown, write
@@ -127,17 +128,19 @@ def run(
     out: Path,
     *,
     workers: int = 1,
+    engine: Engine | None = None,
     own: Sequence[Path] = (),
     report: Callable[[Step], None] = lambda step: None,
 ) -> Chosen:
-    """Run the grid on validation data, choose, and run the best with all splits."""
+    """Run the grid on validation data, choose, and run the best with all splits; `engine` as for audits."""
+    engine = engine or Local(workers)
     seeds = grid.sweep.seeds or [int(grid.base.get("run", {}).get("seed", 0))]
     combinations = grid.combinations()
     files.make_folder(out)
     paths = {(i, s): out / "grid" / f"{i:03d}--s{s}" for i in range(len(combinations)) for s in seeds}
     texts = {(i, s): configs.dump(grid.config(combinations[i], s, "validation")) for i, s in paths}
-    jobs: dict[str, Callable[[], None]] = {paths[k].name: partial(run_cell, texts[k], paths[k], out) for k in paths}
-    errors = execute_all(jobs, workers, own, report)
+    jobs: dict[str, Job] = {paths[k].name: partial(run_cell, texts[k], paths[k], out) for k in paths}
+    errors = execute_all(jobs, engine, own, report)
     scores = []
     for i, chosen in enumerate(combinations):
         values = [np.nan if paths[i, s].name in errors else _score(grid, texts[i, s], paths[i, s], out) for s in seeds]
@@ -152,7 +155,7 @@ def run(
         p.name: partial(run_cell, configs.dump(grid.config(best, s, "all")), p, out)
         for s, p in zip(seeds, final, strict=True)
     }
-    failed = execute_all(last, workers, own, report)
+    failed = execute_all(last, engine, own, report)
     if failed:
         raise EquipoiseError(f"the best combination failed with all splits: {next(iter(failed.values()))}")
     _record(grid, scores, out)

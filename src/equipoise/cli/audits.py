@@ -14,14 +14,28 @@ import typer
 
 from equipoise.cli.runs import SetOption, TrackOption, tracker_of
 from equipoise.cli.terminal import FAILED, Json, Quiet, Verbose, guarded, number, put, put_json, put_table, say
+from equipoise.errors import EquipoiseError
 
 if TYPE_CHECKING:
     from equipoise.audit.data import AuditData
+    from equipoise.audit.engines import Engine
     from equipoise.audit.runner import Step
 
 COLUMNS = ("accuracy_mean", "accuracy_std", "worst_10", "gap_variance", "pearson", "drop")
 
-Workers = Annotated[int | None, typer.Option(help="Processes side by side. Default: as many as there are cores.")]
+
+class Where(StrEnum):
+    local = "local"
+    ray = "ray"
+
+
+Workers = Annotated[int | None, typer.Option(help="Runs side by side. Default: as many as there are cores.")]
+EngineOption = Annotated[
+    Where, typer.Option("--engine", help="local: processes here; ray: a Ray cluster, all of which must share --out.")
+]
+AddressOption = Annotated[
+    str | None, typer.Option("--ray-address", help="The cluster's. Default: RAY_ADDRESS, else a Ray on this machine.")
+]
 Own = Annotated[list[Path] | None, typer.Option("--own", metavar="FILE.py", help="A method of your own. Repeatable.")]
 
 
@@ -40,6 +54,8 @@ def audit(
     overrides: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="The audit's folder. Default: runs/NAME of the file.")] = None,
     workers: Workers = None,
+    engine: EngineOption = Where.local,
+    ray_address: AddressOption = None,
     own: Own = None,
     track: TrackOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, list the runs, run nothing.")] = False,
@@ -55,6 +71,7 @@ def audit(
     Examples:
       equipoise audit audit.toml
       equipoise audit audit.toml --workers 4 --out runs/mine --set train.rounds=50
+      equipoise audit audit.toml --engine ray --ray-address 10.0.0.1:6379 --out /shared/mine
     """
     from equipoise import registry
     from equipoise.audit import gather, load_plan, record, run_audit
@@ -67,8 +84,9 @@ def audit(
     if dry_run:
         put_table(("method", "attack", "seed"), [(c.method, c.attack, str(c.seed)) for c in plan.cells])
         return
+    where = engine_of(engine, ray_address, workers)
     with steps(quiet) as report:
-        errors = run_audit(plan, folder, workers=workers or cores(), own=own or (), report=report)
+        errors = run_audit(plan, folder, engine=where, own=own or (), report=report)
     data = gather(plan, folder, errors)
     if tracker:
         record(data, tracker)
@@ -117,6 +135,8 @@ def sweep(
     overrides: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="The sweep's folder. Default: runs/NAME of the file.")] = None,
     workers: Workers = None,
+    engine: EngineOption = Where.local,
+    ray_address: AddressOption = None,
     own: Own = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -134,8 +154,9 @@ def sweep(
     for path in own or ():
         registry.load_file(path, "methods")
     grid, folder = load(config, overrides or ()), out or Path("runs") / config.stem
+    where = engine_of(engine, ray_address, workers)
     with steps(quiet) as report:
-        chosen = run(grid, folder, workers=workers or cores(), own=own or (), report=report)
+        chosen = run(grid, folder, engine=where, own=own or (), report=report)
     if as_json:
         put_json({"chosen": dict(chosen.settings), "criterion": chosen.criterion, "summary": chosen.result.summary()})
         return
@@ -185,7 +206,17 @@ def _tell(paths: Sequence[Path]) -> None:
         say(str(path.resolve()))
 
 
-def cores() -> int:
+def engine_of(where: Where, address: str | None, workers: int | None) -> Engine:
+    from equipoise.audit.engines import Local, Ray
+
+    if where is Where.ray:
+        return Ray(address, workers)
+    if address is not None:
+        raise EquipoiseError(f"--ray-address is {address!r}, and nothing runs on Ray", "add --engine ray")
+    return Local(workers or _cores())
+
+
+def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.audits import Workers, cores, steps
+from equipoise.cli.audits import AddressOption, EngineOption, Where, Workers, engine_of, steps
 from equipoise.cli.runs import SetOption
 from equipoise.cli.terminal import FAILED, Quiet, Verbose, guarded, put, put_table, say
 from equipoise.errors import EquipoiseError
@@ -26,6 +26,8 @@ def reproduce(
     experiments: Annotated[Path | None, typer.Option(help="The folder of tables. Default: ours.")] = None,
     page: Annotated[Path | None, typer.Option(help="The results page. Default: OUT/PAPER.md.")] = None,
     workers: Workers = None,
+    engine: EngineOption = Where.local,
+    ray_address: AddressOption = None,
     minutes: Annotated[float | None, typer.Option(help="Start no run after so many minutes.")] = None,
     only_show: Annotated[bool, typer.Option("--show", help="Run nothing; show and write what is there.")] = False,
     quiet: Quiet = False,
@@ -52,8 +54,9 @@ def reproduce(
     wanted = Wanted(_positive(scale), _seeds(seeds), _names(rows), _names(columns), tuple(overrides or ()))
     errors: dict[str, str] = {}
     if not only_show:
+        where = engine_of(engine, ray_address, workers)
         with steps(quiet) as report:
-            errors = run(chosen, out, wanted, workers=workers or cores(), minutes=minutes, report=report)
+            errors = run(chosen, out, wanted, engine=where, minutes=minutes, report=report)
     for table in chosen:
         _show(table.name, folder, out)
     for name in dict.fromkeys(t.name.split("/")[0] for t in chosen):

@@ -26,7 +26,7 @@ from equipoise.models import check_forward
 from equipoise.streams import Stream
 from equipoise.threat import Attack
 
-_WORTH = 10  # rounds from which a recording pays for itself
+_WORTH = 300  # local steps from which a recording pays for itself, also if it is the first in its process
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Simulation:
             device,
             self.vectorised,
             run.workers,
-            run.replay == "on" or (run.replay == "auto" and scenario.train.rounds >= _WORTH),
+            run.replay == "on" or (run.replay == "auto" and local_steps(scenario.train, fed.sizes) >= _WORTH),
             run.precision,
         )
         self.server = Server(
@@ -171,6 +171,13 @@ def pick_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise EquipoiseError(f"run.device is {name!r}: {reason}", 'use "auto", "cpu" or "cuda"') from None
     return device
+
+
+def local_steps(train: Train, sizes: Tensor) -> int:
+    """How many steps the largest client takes in the whole run if it is drawn in every round."""
+    largest = int(sizes.max()) if len(sizes) else 0
+    laps = -(-largest // (train.batch or max(1, largest)))
+    return train.rounds * (train.steps or train.epochs * laps)
 
 
 def choose_executor(

@@ -95,7 +95,10 @@ class Run:
     device: str = "auto"
     executor: Literal["auto", "loop", "vmap"] = "auto"
     replay: Literal["auto", "on", "off"] = "auto"
-    """Whether local steps are recorded once and played back (`engine.replay`); "auto": in runs of 10 rounds or more."""
+    """Whether local steps are recorded once and played back (`engine.replay`), which differs in the last digits.
+
+    "auto": if the largest client would take 300 steps or more in the whole run, drawn in every round.
+    """
     workers: int = 1
     """Threads of the loop executor; results do not depend on it."""
     dtype: Literal["float32", "float64"] = "float32"

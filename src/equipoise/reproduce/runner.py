@@ -21,6 +21,7 @@ from torch import Tensor
 
 from equipoise import config as configs
 from equipoise import experiment, files
+from equipoise.audit.engines import Engine, Job, Local
 from equipoise.audit.runner import Step, built, execute_all
 from equipoise.core import Stop
 from equipoise.reproduce.measures import (
@@ -67,23 +68,27 @@ def run(
     wanted: Wanted = Wanted(),
     *,
     workers: int = 1,
+    engine: Engine | None = None,
     minutes: float | None = None,
     report: Callable[[Step], None] | None = None,
 ) -> dict[str, str]:
-    """Measure what is not measured yet; what went wrong, by the name of the run. No run starts after `minutes`."""
+    """Measure what is not measured yet; what went wrong, by the name of the run. No run starts after `minutes`.
+
+    `workers` processes on this machine do it, or the `engine`, if one is given.
+    """
     deadline = time.time() + 60 * minutes if minutes is not None else float("inf")
     files.make_folder(out)
     with files.Lock(out):
         records = {table.name: Record(table, out) for table in tables}
         errors: dict[str, str] = {}
         for make in (_trials, _references, _finals):
-            jobs: dict[str, Callable[[], None]] = {}
+            jobs: dict[str, Job] = {}
             home: dict[str, Record] = {}
             for table in tables:
                 record = records[table.name]
                 for name, job in make(table, wanted, record, out):
                     jobs[name], home[name] = partial(_before, deadline, job), record
-            errors |= execute_all(jobs, workers, (), partial(_ended, home, report))
+            errors |= execute_all(jobs, engine or Local(workers), (), partial(_ended, home, report))
         return errors
 
 
@@ -93,10 +98,10 @@ def _ended(home: Mapping[str, Record], report: Callable[[Step], None] | None, st
         report(step)
 
 
-Job = tuple[str, Callable[[], None]]
+Named = tuple[str, Job]
 
 
-def _trials(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Job]:
+def _trials(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Named]:
     choose, seen = table.head.choose, set()
     for cell in wanted.cells(table):
         if len(cell.grid) == 1 or (cell.row, cell.column) in seen:
@@ -114,7 +119,7 @@ def _trials(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
             yield f"{table.name} {cell.row} {cell.column} choice {i + 1} of {len(cell.grid)}", job
 
 
-def _references(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Job]:
+def _references(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Named]:
     """What clients reach alone, once for all cells that share it: side by side they would all train the same models."""
     wanted_of = (needs_optima(table.head.measures), needs_standalone(table.head.measures))
     if not any(wanted_of):
@@ -134,7 +139,7 @@ def _references(table: Table, wanted: Wanted, record: Record, out: Path) -> Iter
             yield name, partial(_refer, configs.dump(config), wanted_of, out / "alone")
 
 
-def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Job]:
+def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Named]:
     for cell in wanted.cells(table):
         head, chosen = final(cell, wanted.scale), record.chosen(cell, wanted.scale)
         if record.has(head) or chosen is None:
@@ -157,7 +162,7 @@ class Wants:
     cache: Path
 
 
-def _before(deadline: float, job: Callable[[], None]) -> None:
+def _before(deadline: float, job: Job) -> None:
     if time.time() < deadline:
         job()
 
