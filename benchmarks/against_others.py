@@ -40,7 +40,7 @@ from common import FOLDER, WORD, Problem, memory
 from equipoise.at import Schedule
 from equipoise.engine.batches import plan_batches
 from equipoise.engine.participation import Participants
-from equipoise.models import weights
+from equipoise.modules import weights
 from equipoise.streams import Stream
 
 HERE = Path(__file__).resolve().parent / "_others"

@@ -11,7 +11,8 @@ from equipoise.core import Method
 from equipoise.data.federation import Dataset, Federation, Split
 from equipoise.engine.run import Scenario, Simulation
 from equipoise.engine.settings import Participation, Run, Train
-from equipoise.models import build, weights
+from equipoise.models import build
+from equipoise.modules import weights
 from equipoise.streams import Stream
 
 

@@ -1,17 +1,15 @@
-"""Models, and how to make any module fit the engine.
+"""Models by name.
 
 A model is a plain `nn.Module` that maps a batch [B, *shape] to outputs [B, C] (C classes, or the targets of a
-regression). `build` makes one by name, with PyTorch's usual initial weights drawn from a stream; `adapt` takes any
-module and returns a copy that can be trained for many clients at once, or says why it cannot: nothing in it may depend
-on other samples of the batch, remember a batch, or draw random numbers that the run does not know of.
+regression). `build` makes one by name, with PyTorch's usual initial weights drawn from a stream; `modules.adapt` makes
+it, or any other module, fit the engine.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise, product
@@ -19,22 +17,13 @@ from itertools import pairwise, product
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.parameter import is_lazy
 
 from equipoise.errors import EquipoiseError, nearest
-from equipoise.losses import LOSSES as LOSSES
-from equipoise.losses import correct as correct
-from equipoise.losses import loss_for as loss_for
 from equipoise.streams import Stream
 
 Shape = tuple[int, ...]
 Wholes = Sequence[int]
 Chances = Sequence[float]
-
-# ------------------------------------------------------------------------------------------------- networks
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
@@ -319,148 +308,3 @@ def build(kind: str, shape: Shape, classes: int, stream: Stream, **params: objec
         # torch.manual_seed would also seed every GPU's generator.
         torch.default_generator.manual_seed(stream.torch().initial_seed())
         return MODELS[kind](tuple(shape), classes, **params)
-
-
-# ------------------------------------------------------------------------------------------------- any module
-
-
-class KeyedDropout(nn.Module):
-    """Dropout whose mask is a function of `key` and of an element's position, and of nothing else.
-
-    The same client and step therefore get the same mask alone, among other clients under vmap (with one key each),
-    padded to a longer batch, on any device. `trailing` dimensions share their fate (whole channels, as in Dropout2d).
-    The first dimension is the batch.
-    """
-
-    key: Tensor
-
-    def __init__(self, p: float = 0.5, trailing: int = 0, salt: int = 0) -> None:
-        super().__init__()
-        self.p, self.trailing, self.salt = p, trailing, salt
-        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0.0:
-            return x
-        if self.p == 1.0:
-            return x * 0.0
-        shape = (*x.shape[: x.ndim - self.trailing], *[1] * self.trailing)
-        place = torch.arange(math.prod(shape), device=x.device).view(shape)
-        keep = Stream(self.salt).bits(self.key, place) >= int(self.p * 2**64) - 2**63
-        return x * (keep.to(x.dtype) / (1.0 - self.p))
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}, trailing={self.trailing}"
-
-
-_TRAILING = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
-
-
-def weights(module: nn.Module) -> dict[str, Tensor]:
-    """What is trained, sent and averaged: parameters that require a gradient, a shared one once, by its first name.
-
-    Parameters with `requires_grad = False` and all buffers are constants, the same for every client.
-    """
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
-
-
-def dropout_keys(module: nn.Module) -> tuple[str, ...]:
-    """The names of the buffers in an adapted module that set its dropout masks; give all of them the same key."""
-    return tuple(f"{path}.key" if path else "key" for path, m in module.named_modules() if isinstance(m, KeyedDropout))
-
-
-def adapt(module: nn.Module) -> nn.Module:
-    """A copy of any module, made fit for the engine; EquipoiseError names the part that cannot be.
-
-    Dropout becomes `KeyedDropout`, each with a mask of its own. See `weights` for what is trained.
-    """
-    everything: Iterable[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
-    for name, tensor in everything:
-        if is_lazy(tensor):
-            raise EquipoiseError(f"model: {name} is not initialised yet", "call the model once on a batch, then use it")
-    for path, part in module.named_modules():
-        _refuse(path or "the model itself", part)
-    if not weights(module):
-        hint = "at least one parameter must require a gradient"
-        raise EquipoiseError(f"model: {type(module).__name__} has no parameter to train", hint)
-    _one_dtype(everything)
-    try:
-        fit = copy.deepcopy(module)
-    except (RuntimeError, TypeError) as error:
-        raise EquipoiseError(f"model: {type(module).__name__} cannot be copied: {error}") from error
-    return _with_keyed_dropout(fit)
-
-
-def _refuse(path: str, part: nn.Module) -> None:
-    name = type(part).__name__
-    if isinstance(part, _BatchNorm) or (isinstance(part, _InstanceNorm) and part.track_running_stats):
-        raise EquipoiseError(
-            f"model: {path} is a {name}, whose statistics mix the samples of a batch and are no parameters",
-            'use GroupNorm, or a network without normalisation (kind "resnet")',
-        )
-    if isinstance(part, _DropoutNd) and type(part) not in _TRAILING:
-        raise EquipoiseError(f"model: {path} is a {name}", "use Dropout, Dropout1d, Dropout2d or Dropout3d")
-
-
-def _one_dtype(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    real = {name: t.dtype for name, t in tensors if t.is_floating_point() or t.is_complex()}
-    first, dtype = next(iter(real.items()))
-    for name, other in real.items():
-        if other != dtype or not other.is_floating_point:
-            raise EquipoiseError(
-                f"model: {first} is {dtype} and {name} is {other}", "one real type, as in model.float()"
-            )
-
-
-def _with_keyed_dropout(module: nn.Module) -> nn.Module:
-    made: dict[int, KeyedDropout] = {}
-    device = next(module.parameters()).device
-    for path, part in list(module.named_modules(remove_duplicate=False)):
-        if isinstance(part, _DropoutNd):
-            parent, _, name = path.rpartition(".")
-            # One dropout under two names stays one, so that `check_forward` sees it called twice.
-            keyed = made.setdefault(id(part), KeyedDropout(part.p, _TRAILING[type(part)]))
-            setattr(module.get_submodule(parent), name, keyed.to(device).train(part.training))
-    for path, part in module.named_modules():
-        if isinstance(part, KeyedDropout):
-            part.salt = Stream(0).child("dropout", path).key
-    return module
-
-
-def check_forward(module: nn.Module, x: Tensor) -> Tensor:
-    """The outputs of an adapted module for one batch in training mode, if it behaves; the module is not changed.
-
-    EquipoiseError names a buffer that changed, a dropout used twice, random numbers drawn outside of `KeyedDropout`,
-    or outputs that are no [B, C].
-    """
-    probe, calls = copy.deepcopy(module).train(), Counter[str]()
-    for path, part in probe.named_modules():
-        if isinstance(part, KeyedDropout):
-            part.register_forward_hook(lambda *_, path=path: calls.update([path]))
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
-        before = _random_state(x)
-        try:
-            outputs = probe(x)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            name = type(module).__name__
-            raise EquipoiseError(f"model: {name} fails on a batch {tuple(x.shape)} {x.dtype}: {error}") from error
-        drawn = not torch.equal(before, _random_state(x))
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[0] != x.shape[0]:
-        found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise EquipoiseError(f"model: a batch of {x.shape[0]} gives {found}", "outputs must be [batch, classes]")
-    now = dict(probe.named_buffers())
-    for name, buffer in module.named_buffers():
-        if name not in now or not torch.equal(buffer, now[name]):
-            raise EquipoiseError(f"model: buffer {name} changes in training", "a model may not remember batches")
-    for path, count in calls.items():
-        if count > 1:
-            hint = "give every place a dropout module of its own, or their masks are the same"
-            raise EquipoiseError(f"model: {path} is called {count} times in one pass", hint)
-    if drawn:
-        hint = "use nn.Dropout modules; no F.dropout, no dropout inside attention or recurrent layers"
-        raise EquipoiseError("model: it draws random numbers of its own in training", hint)
-    return outputs
-
-
-def _random_state(x: Tensor) -> Tensor:
-    return torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()

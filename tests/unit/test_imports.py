@@ -13,7 +13,7 @@ LAYERS = [
     {"at"},
     {"core", "threat"},
     {"objectives", "solvers", "history"},
-    {"methods", "aggregators", "attacks", "data", "models", "metrics"},
+    {"methods", "aggregators", "attacks", "data", "models", "modules", "metrics"},
     {"engine"},
     {"contract", "registry", "results"},
     {"config"},
@@ -25,7 +25,7 @@ LAYERS = [
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BARE = [
     *("objectives", "solvers", "history", "errors", "streams", "layout", "at", "core", "threat"),
-    *("losses", "models", "metrics", "files", "weighting"),
+    *("losses", "models", "modules", "metrics", "files", "weighting"),
 ]
 BLOCKED = ["pydantic", "typer", "click", "rich", "pooch", "pyarrow", "plotly", "scipy", "pandas", "sklearn", "flwr"]
 BARE_PACKAGES = ("methods", "aggregators", "attacks", "engine")

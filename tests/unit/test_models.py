@@ -14,18 +14,9 @@ from torch.nn import functional as F
 
 from equipoise.errors import EquipoiseError
 from equipoise.layout import Layout
-from equipoise.models import (
-    LOSSES,
-    MODELS,
-    KeyedDropout,
-    adapt,
-    build,
-    check_forward,
-    correct,
-    dropout_keys,
-    loss_for,
-    weights,
-)
+from equipoise.losses import LOSSES, correct, loss_for
+from equipoise.models import MODELS, build
+from equipoise.modules import KeyedDropout, adapt, check_forward, dropout_keys, weights
 from equipoise.streams import Stream
 
 MNIST, CIFAR, TEXT = (1, 28, 28), (3, 32, 32), (20,)

@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 from equipoise.engine.precision import forward_in, widened
 from equipoise.layout import Layout
 from equipoise.losses import loss_for
-from equipoise.models import adapt, dropout_keys, weights
+from equipoise.modules import adapt, dropout_keys, weights
 
 
 class Net:

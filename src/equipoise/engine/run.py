@@ -22,7 +22,7 @@ from equipoise.engine.settings import Admission, Participation, Run, Train
 from equipoise.engine.simulator import Simulator
 from equipoise.errors import EquipoiseError
 from equipoise.metrics import Evaluation
-from equipoise.models import check_forward
+from equipoise.modules import check_forward
 from equipoise.streams import Stream
 from equipoise.threat import Attack
 
