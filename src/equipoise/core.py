@@ -262,7 +262,7 @@ class Chain(ServerRule):
                 rows = part.check(rows)
             self.rule.check(rows)
         except EquipoiseError as e:
-            raise EquipoiseError(e.message + f" ({rows} rows of {n} clients)" * (rows != n), e.hint) from e
+            raise EquipoiseError(e.message + (f" ({rows} rows of {n} clients)" if rows != n else ""), e.hint) from e
 
     def plan(self, ids: Tensor, state: State) -> dict[str, Tensor]:
         return self.rule.plan(ids, state)

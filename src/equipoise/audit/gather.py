@@ -45,7 +45,7 @@ def gather(plan: Plan, out: Path, errors: Mapping[str, str] | None = None) -> Au
         if cell.name in missing:
             cells.append({**key, "status": "failed", "error": missing[cell.name], **dict.fromkeys(MEASURES, np.nan)})
             continue
-        result, own = found[cell.name], _last(found[cell.name])
+        result, own = found[cell.name], found[cell.name].served()
         served = _clients(result, own, alone[cell.seed])
         numbers = _measures(result, served, clean.get((cell.method, cell.seed)), folder(out, cell))
         cells.append({**key, "status": "done", "error": "", **numbers})
@@ -78,13 +78,6 @@ def _finished(path: Path) -> Result:
 
 
 # -------------------------------------------------------------------------------------------------- one cell
-
-
-def _last(result: Result) -> Table:
-    """The final test rows of the models that clients use."""
-    test = result.clients.filter(split="test")
-    last = test.filter(round=int(test["round"].max()))
-    return last.filter(model="personal" if "personal" in set(last["model"]) else "global")
 
 
 def _clients(result: Result, own: Table, alone: Optima) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from equipoise.cli.audits import AddressOption, EngineOption, Where, Workers, en
 from equipoise.cli.runs import SetOption
 from equipoise.cli.terminal import FAILED, Quiet, Verbose, guarded, put, put_table, say
 from equipoise.errors import EquipoiseError
+
+if TYPE_CHECKING:
+    from equipoise.reproduce import Table
 
 
 @guarded
@@ -58,7 +61,7 @@ def reproduce(
         with steps(quiet) as report:
             errors = run(chosen, out, wanted, engine=where, minutes=minutes, report=report)
     for table in chosen:
-        _show(table.name, folder, out)
+        _show(table, out)
     for name in dict.fromkeys(t.name.split("/")[0] for t in chosen):
         _write(name, folder, out, page)
     for name, error in errors.items():
@@ -67,15 +70,17 @@ def reproduce(
         raise typer.Exit(FAILED)
 
 
-def _show(name: str, folder: Path, out: Path) -> None:
-    from equipoise.reproduce import Record, load
-    from equipoise.reproduce.page import grid
+def _show(table: Table, out: Path) -> None:
+    from equipoise.reproduce import Record
+    from equipoise.reproduce.page import grids
     from equipoise.reproduce.verdicts import found, held
 
-    table = load(name, folder)
     ours = found(table, Record(table, out))
     put(f"\n{table.head.title}")
-    put_table(*grid(table, ours))
+    for headings, rows in grids(table, ours):
+        put("")
+        put_table(headings, rows)
+    put("")
     for claim in held(table, ours):
         put(f"{claim.verdict}: {claim.claim.says}" + (f" ({claim.why})" if claim.why else ""))
 

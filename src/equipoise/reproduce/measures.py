@@ -17,7 +17,7 @@ from equipoise import files, metrics
 from equipoise.core import Stop
 from equipoise.errors import EquipoiseError, nearest
 from equipoise.experiment import Experiment
-from equipoise.results import Result
+from equipoise.results import Result, Table
 from equipoise.standalone import Optima, local_optima, standalone
 
 _LAYERS = 12  # conflicts_1 .. conflicts_12
@@ -55,13 +55,8 @@ class Finished:
     """Which model is measured, where there are both: "personal" or "global"."""
 
     @cached_property
-    def last(self) -> dict[str, Any]:
-        """The final test rows of the models that clients use."""
-        test = self.result.clients.filter(split="test")
-        rows = test.filter(round=int(test["round"].max()))
-        rows = rows.filter(model=self.model if self.model in set(rows["model"]) else "global")
-        names = ("client", "model", "accuracy", "balanced_accuracy", "loss", "malicious", "class_n", "class_correct")
-        return {name: rows[name] for name in names}
+    def last(self) -> Table:
+        return self.result.served(self.model)
 
     @cached_property
     def infos(self) -> list[dict[str, Any]]:

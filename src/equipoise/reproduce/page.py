@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from equipoise import files
 from equipoise.reproduce.record import Entry, Record
 from equipoise.reproduce.tables import Table
 from equipoise.reproduce.verdicts import Found, found, held
 
+_WIDE = 3  # columns of the paper's side by side
 MARKS = {"agrees": " ≈", "higher": " ↑", "lower": " ↓"}
 _LEGEND = (
     "Every cell: published, then ours (mean ± sample deviation over seeds). ≈ agrees with the published number, to the "
@@ -33,7 +33,7 @@ def section(table: Table, record: Record) -> str:
     ours = found(table, record)
     entries = [e for key, cell in ours.items() if key[2] == table.head.measures[0] for e in cell.entries]
     lines = [f"## {table.head.title}", f"{table.head.source}. {_how(table, entries)}"]
-    lines.append(markdown(*grid(table, ours)))
+    lines += [markdown(headings, rows) for headings, rows in grids(table, ours)]
     if table.head.claims:
         rows = [(h.claim.says, h.verdict, h.why or "–") for h in held(table, ours)]
         lines.append(markdown(("claim", "verdict", "where it does not"), rows))
@@ -41,20 +41,23 @@ def section(table: Table, record: Record) -> str:
     return "\n\n".join(lines).replace("\n\n- ", "\n- ").replace("|\n- ", "|\n\n- ")
 
 
-def grid(table: Table, ours: dict[tuple[str, str, str], Found]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows: two columns for every column of the paper's."""
-    head, measures = table.head, table.head.measures
+def grids(table: Table, ours: dict[tuple[str, str, str], Found]) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Headings and rows, two columns for every column of the paper's; a wide table in several."""
+    head = table.head
     columns = [c for c in head.columns if any(key[1] == c for key in ours)]
-    headings = ["", *(f"{head.columns[c].title}, {who}" for c in columns for who in ("published", "ours")), "runs"]
-    rows = []
-    for name, row in head.rows.items():
-        cells = [[ours.get((name, c, m)) for m in measures] for c in columns]
-        texts = [text for group in cells for text in (_all(group, _theirs), _all(group, _own))]
-        rows.append([row.title, *texts, _runs(head.measures, name, columns, ours, table)])
-    return headings, rows
+    for first in range(0, len(columns), _WIDE):
+        some = columns[first : first + _WIDE]
+        headings = ["", *(f"{head.columns[c].title}, {who}" for c in some for who in ("published", "ours")), "runs"]
+        rows = []
+        for name, row in head.rows.items():
+            cells = [[ours.get((name, c, m)) for m in head.measures] for c in some]
+            if any(cell for group in cells for cell in group):
+                texts = [text for group in cells for text in (_all(group, _theirs), _all(group, _own))]
+                rows.append([row.title, *texts, _runs([group[0] for group in cells])])
+        yield headings, rows
 
 
-def _all(group: Sequence[Found | None], text: Any) -> str:
+def _all(group: Sequence[Found | None], text: Callable[[Found], str]) -> str:
     """Several measures as "first (second, third)"; a dash for none."""
     told = ["–" if cell is None else text(cell) for cell in group]
     if all(t == "–" for t in told):
@@ -77,18 +80,13 @@ def number(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.2f}" if abs(value) < 1000 else f"{value:.3g}"
 
 
-def _runs(
-    measures: Sequence[str], row: str, columns: Sequence[str], ours: dict[tuple[str, str, str], Found], table: Table
-) -> str:
-    """How many seeds, and of how many rounds if fewer than the paper's."""
+def _runs(cells: Sequence[Found | None]) -> str:
+    """How many seeds in each column, and of how many rounds if fewer than the paper's."""
     told = []
-    for column in columns:
-        cell = ours.get((row, column, measures[0]))
-        if cell is None or not cell.entries:
-            continue
-        entry = cell.entries[0]
-        few = "" if entry["scale"] == 1 else f" × {entry['rounds']} rounds"
-        told.append(f"{len(cell.entries)}{few}")
+    for cell in cells:
+        if cell is not None and cell.entries:
+            few = "" if cell.entries[0]["scale"] == 1 else f" × {cell.entries[0]['rounds']} rounds"
+            told.append(f"{len(cell.entries)}{few}")
     return told[0] if told and len(set(told)) == 1 else ", ".join(told) or "–"
 
 

@@ -37,6 +37,12 @@ class Result:
     def summary(self) -> dict[str, Any]:
         return dict(self._summary)
 
+    def served(self, model: str = "personal") -> Table:
+        """The final test rows of the models that clients use, or of the "global" one where there are both."""
+        test = self.clients.filter(split="test")
+        last = test.filter(round=int(test["round"].max()))
+        return last.filter(model=model if model in set(last["model"]) else "global")
+
     def __repr__(self) -> str:
         note = f"; {self.note}" if self.note else ""
         return f"Result({self.path or 'in memory'}: {len(self.rounds)} rounds, {len(self.clients)} client rows{note})"
