@@ -39,19 +39,22 @@ def kept(memory: State, ids: Tensor, round: int, cap: int, since: int = 0) -> Te
 
 def remember(memory: State, ids: Tensor, round: int, cap: int, since: int = 0, **columns: Tensor) -> State:
     """The memory after hearing `ids` in `round`, with a new row for each of them in every column."""
-    at = kept(memory, ids, round, cap, since)
+    return moved(memory, ids, round, kept(memory, ids, round, cap, since), **columns)
+
+
+def moved(memory: State, ids: Tensor, round: int, at: Tensor, **columns: Tensor) -> State:
+    """The same, for whoever has asked `kept` already, and has more to move in the same way."""
     new = {"ids": ids, "rounds": torch.full_like(ids, round), **columns}
     return {name: _picked(t, memory[name], at) for name, t in new.items()}
 
 
 def _picked(new: Tensor, old: Tensor, at: Tensor) -> Tensor:
     """`cat([new, old])[at]` without the copy in between, which would be as large as the memory."""
-    fresh = at < len(new)
-    if bool(fresh.all()):
-        return new[at]
-    out = old[(at - len(new)).clamp(min=0)]
-    out[fresh] = new[at[fresh]]
-    return out
+    fresh = torch.nonzero(at < len(new)).flatten()
+    if len(fresh) == len(at):
+        return new.index_select(0, at.to(new.device))
+    out = old.index_select(0, (at - len(new)).clamp_(min=0).to(old.device))
+    return out.index_copy_(0, fresh.to(out.device), new.index_select(0, at[fresh].to(new.device)))
 
 
 def recall(memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:

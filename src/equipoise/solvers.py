@@ -1,20 +1,26 @@
 """Small convex problems that server rules share: the projection onto the simplex, and the shortest vector of a hull.
 
-Both solve a whole batch at once, in float64, on any device.
+Both take a whole batch at once, in float64. The hull's is solved in host memory wherever it comes from: some hundred
+operations of microseconds there are as many launches on a GPU, ten times as long.
 """
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_FEW = 256  # rows up to which a problem is solved in host memory
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
 _PIVOTS, _CHANCES = 20, 3  # exchanges at most, and how many in a row may fail to bring the number of wrong rows down
 _START = 1e-2  # the ridge of the first guess at which rows are used
 _EXACT = 1e-12  # the error of an answer that needs no second method; nearly all have 1e-16
 _SIGN = 1e-13  # what is this small, relative to sum x, has no sign
 
-_STEPS, _FIRST_LOOK, _LOOK_EVERY = 60, 6, 2  # a look at whether all are solved makes a GPU wait, so not every step
+_STEPS, _FIRST_LOOK, _LOOK_EVERY = 60, 6, 2  # to look at whether all are solved
 _DONE = 1e-18  # mean v_i s_i of a solved problem, relative to (sum v)^2
 _CLOSE = 1e-12  # below this, a step that does not halve it has met rounding
 _FLOOR = 1e-13  # least addition to the diagonal of C: above the rounding of its factorisation
@@ -54,7 +60,7 @@ def min_norm(gram: Tensor, mask: Tensor | None = None) -> Tensor:
     interior point does (Mehrotra, "On the implementation of a primal-dual interior point method", SIAM Journal on
     Optimization 2, 1992): about a dozen steps, each of them a factorisation and many small operations.
     """
-    g = at_hand(gram.to(torch.float64))
+    g = gram.detach().to("cpu", torch.float64)
     squares = g.diagonal(dim1=-2, dim2=-1)
     there = torch.ones_like(squares, dtype=torch.bool) if mask is None else mask.to(g.device)
     zero = there & (squares <= torch.finfo(torch.float64).tiny)
@@ -75,15 +81,6 @@ def min_norm(gram: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(zero.any(-1, keepdim=True), first.to(torch.float64), w).to(gram.device)
 
 
-def at_hand(gram: Tensor) -> Tensor:
-    """The products of a few rows, in host memory wherever they are.
-
-    A problem this small is some hundred operations of microseconds on a CPU, but as many launches, ten times as long,
-    on a GPU; and what depends on the answer can then be decided without making the GPU wait each time.
-    """
-    return gram.cpu() if gram.shape[-1] <= _FEW else gram
-
-
 def _pivoted(c: Tensor, b: Tensor, real: Tensor) -> Tensor:
     """v = x / b' x, where x >= 0, y = C x - b >= 0 and x' y = 0, by block principal pivoting; [L, n].
 
@@ -98,33 +95,44 @@ def _pivoted(c: Tensor, b: Tensor, real: Tensor) -> Tensor:
     effect away where the rows used are independent. (3) A set whose wrong rows do not become fewer is given up, instead
     of changing one row at a time. So whoever asks has to look at `_error`.
     """
-    factor, _ = torch.linalg.cholesky_ex(_ridged(c, torch.full_like(b, _START)))
-    used = real & (torch.cholesky_solve(b[..., None], factor)[..., 0] > 0)
-    fewest, chances = torch.full_like(b[..., :1], torch.inf), torch.full_like(b[..., :1], _CHANCES)
+    sets = zip(c.numpy(), b.numpy(), real.numpy(), strict=True)
+    return torch.from_numpy(np.stack([_pivoted_set(*each) for each in sets])) if len(c) else torch.zeros_like(b)
+
+
+def _pivoted_set(c: Floats, b: Floats, real: Bools) -> Floats:
+    """One set, with only the rows that are used in the factorisation, which are often a third of them."""
+    used, at = np.zeros_like(real), np.flatnonzero(real)
+    used[at] = _solved(_factor(c, at, _START)[0], b[at]) > 0
+    fewest, chances = len(b) + 1, _CHANCES
     for _ in range(_PIVOTS):
-        on = used.to(c.dtype)
-        among = (c * on[..., None]).mul_(on[..., None, :])
-        factor, failed = torch.linalg.cholesky_ex(_ridged(among, 1.0 + _FLOOR - on))
-        x = torch.cholesky_solve((b * on)[..., None], factor)[..., 0]
-        y = _times(c, x) - b
-        wrong = real & (torch.where(used, x, y) < -_SIGN * _sum(x.abs())) & (failed == 0)[..., None]
-        count = _sum(wrong).to(c.dtype)
-        chances = torch.where(count < fewest, _CHANCES, chances - 1.0)
-        fewest = torch.minimum(fewest, count)
-        wrong = wrong & (chances >= 0)
-        if not bool(wrong.any()):
+        x, at = np.zeros_like(b), np.flatnonzero(used)
+        factor, sound = _factor(c, at, _FLOOR)
+        x[at] = _solved(factor, b[at])
+        y = (torch.from_numpy(c) @ torch.from_numpy(x)).numpy() - b
+        wrong = real & (np.where(used, x, y) < -_SIGN * np.abs(x).sum())
+        count = int(np.count_nonzero(wrong))
+        chances = _CHANCES if count < fewest else chances - 1
+        fewest = min(fewest, count)
+        if count == 0 or chances < 0 or not sound:
             break
         used = used ^ wrong
-    x = x - torch.cholesky_solve((y * on)[..., None], factor)[..., 0]
-    v = (x * on).clamp(min=0.0)
-    return v / _or_one(_sum(b * v))
+    x[at] -= _solved(factor, y[at])
+    v = x.clip(min=0.0)
+    total = (b * v).sum()
+    return v / total if total > 0 else v
 
 
-def _ridged(c: Tensor, ridge: Tensor) -> Tensor:
-    """C with `ridge` [L, n] added to its diagonal."""
-    out = c.clone()
-    out.diagonal(dim1=-2, dim2=-1).add_(ridge)
-    return out
+def _factor(c: Floats, at: Ints, ridge: float) -> tuple[Tensor, bool]:
+    """Cholesky's factor of the rows and columns `at` of C, and whether it has one."""
+    block = c.take(at, 0).take(at, 1)
+    block.flat[:: len(at) + 1] += ridge
+    factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(block))  # torch: its threads are limited, see `steady`
+    return factor, not failed
+
+
+def _solved(factor: Tensor, b: Floats) -> Floats:
+    x: Floats = torch.cholesky_solve(torch.from_numpy(b)[:, None], factor)[:, 0].numpy()
+    return x
 
 
 def _interior_point(c: Tensor, b: Tensor, real: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """Products and mixtures of rows, and the shortest mixture within bounds: its optimality, and what is known exactly."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
+from equipoise.methods import _rows
 from equipoise.methods._directions import along, contributions, length, mixture, products, shortest_within
 from equipoise.solvers import min_norm
 from equipoise.streams import Stream
@@ -138,7 +137,7 @@ def test_known_answers() -> None:
 
 @pytest.mark.parametrize("chunk", [1 << 21, 16])
 def test_products_and_mixtures_are_those_of_the_rows(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["equipoise.methods.fedlf"], "_CHUNK", chunk)
+    monkeypatch.setattr(_rows, "_CHUNK", chunk)
     new, past = normal(1, 3, 50), normal(2, 2, 50)
     both, w = torch.cat([new, past]), normal(3, 5)
     assert torch.allclose(products(new), new @ new.T)

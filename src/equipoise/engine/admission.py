@@ -87,13 +87,14 @@ def _all_sound(replies: Replies) -> bool:
 
 
 def all_finite(tensors: Iterable[Tensor], *more: Tensor) -> bool:
-    """Whether all numbers are finite, and `more` flags true, in one question to the device.
+    """Whether all numbers are finite, and `more` flags true, in one question to each device.
 
     One NaN or infinity spoils a sum, the cheapest look at all of them; a sum that overflows is looked into.
     """
     told = [t for t in tensors if t.is_floating_point()]
-    looks = [*(torch.isfinite(t.sum()) for t in told), *more]
-    if not looks or bool(torch.stack(looks).all()):
+    looks = [*(t.sum(dtype=torch.float64) for t in told), *(torch.where(m, 0.0, torch.nan) for m in more)]
+    devices = {t.device for t in looks}
+    if all(bool(torch.stack([t for t in looks if t.device == d]).isfinite().all()) for d in devices):
         return True
     return all(bool(torch.isfinite(t).all()) for t in told) and all(bool(m) for m in more)
 

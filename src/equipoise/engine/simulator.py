@@ -83,8 +83,10 @@ class Simulator:
         ids = here.to(plan.w.device)
         if len(ids) == 0:
             return Replies(ids, plan.w.new_zeros((0, len(plan.w))), ids)
-        keep = torch.isin(plan.ids, ids)
-        messages = {n: t[keep] for n, t in plan.messages.items()}
+        messages = dict(plan.messages)
+        if len(ids) < len(plan.ids):
+            keep = torch.isin(plan.ids, ids)
+            messages = {n: t[keep] for n, t in messages.items()}
         sizes = self.claimed[here].to(plan.w.device)
         self._last = None  # so that its memory can be used again
         done = self.train(plan, ids, messages, ends=type(self.rule).receive is not ClientRule.receive)

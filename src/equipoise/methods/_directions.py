@@ -1,16 +1,11 @@
-"""What server rules that look for a direction share: rows of updates as one matrix of products, and a bounded mixture.
-
-A direction is a mixture of rows. All that decides which one is in the rows' products [n, n], in float64; the d numbers
-of a row are read twice, for the products and for the mixture.
-"""
+"""What server rules that look for a direction share: the products of all rows, and a bounded mixture of them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from equipoise.methods.fedlf import _ZERO as ZERO
-from equipoise.methods.fedlf import _combined, _gram, _pieces
+from equipoise.methods._rows import ZERO, Table, whole
 
 _STEPS = 100  # a dozen are enough, nearly always
 _DONE = 1e-22  # mean product of a distance and its price at the answer; the objective is of order 1
@@ -21,23 +16,26 @@ _FLOOR = 1e-14  # least addition to the diagonal, above the rounding of its fact
 
 def products(updates: Tensor, past: Tensor | None = None, known: Tensor | None = None) -> Tensor:
     """[n, n] float64: the products of the rows [updates; past]; those among the past ones may be `known`."""
-    past = updates[:0] if past is None else past
-    known = past.new_zeros((len(past),) * 2, dtype=torch.float64) if known is None else known
-    return _gram(updates, past, [[slice(0, updates.shape[1])]], known)[0]
+    table = Table(updates, past)
+    known = updates.new_zeros((len(table.past),) * 2, dtype=torch.float64) if known is None else known
+    return whole(table.products([_every(updates)]), known)[0]
 
 
 def mixture(weights: Tensor, updates: Tensor, past: Tensor | None = None) -> Tensor:
     """[d]: the sum of weight times row over [updates; past], rounded once."""
-    past = updates[:0] if past is None else past
-    return _combined(updates, past, [[slice(0, updates.shape[1])]], weights[None])
+    return Table(updates, past).mixture([_every(updates)], weights[None])
 
 
 def along(updates: Tensor, direction: Tensor) -> Tensor:
     """[K] float64: the product of every row with the direction."""
     out = updates.new_zeros(len(updates), dtype=torch.float64)
-    for p in _pieces([slice(0, updates.shape[1])], len(updates) + 1, updates.device):
-        out += updates[:, p].double() @ direction[p].double()
+    for p, x in Table(updates).read(_every(updates)):
+        out += x @ direction[p].double()
     return out
+
+
+def _every(rows: Tensor) -> list[slice]:
+    return [slice(0, rows.shape[1])]
 
 
 def length(weights: Tensor, gram: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class FedFV(ServerRule):
         """This round's updates and those that are still needed in the next, with their products."""
         everyone, since = len(gram), cohort.round + 1 - self.tau
         at = history.kept(state, cohort.ids, cohort.round, everyone, since)
-        memory = history.remember(state, cohort.ids, cohort.round, everyone, since, rows=cohort.updates)
+        memory = history.moved(state, cohort.ids, cohort.round, at, rows=cohort.updates)
         return {**memory, "gram": gram[at][:, at]}
 
 

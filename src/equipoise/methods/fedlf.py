@@ -33,7 +33,7 @@ place of a local epoch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -51,18 +51,15 @@ from equipoise.core import (
     State,
     WeightedMean,
 )
+from equipoise.methods._rows import ZERO, Table, whole
 from equipoise.methods.fedsgd import FedSGD
-from equipoise.solvers import at_hand, min_norm
+from equipoise.solvers import min_norm
 
 Layer = Literal["module", "tensor", "model", "fragments"]
 Fair = Literal["cos", "fedmdfg", "none"]
 Absent = Literal["recent", "last", "all", "none"]
 Ablation = Literal["M1", "M2", "M3", "M4", "M5", "M6", "M7", "M8"]
 
-_ZERO = 1e-6  # what is this short, relative to what it is made of, is zero; down to here float64 keeps signs right
-_CHUNK = 1 << 17  # how many numbers are turned into float64 at a time: as such they fit in a core's own cache
-_ON_GPU = 1 << 25  # there, every piece costs a few launches (256 MiB)
-_STRETCH = 1 << 11  # columns of one product there; one product of all of them would keep a few of its cores busy
 _ABLATIONS: Mapping[Ablation, Mapping[str, Any]] = {
     **{"M1": {"direction": "mean"}, "M2": {"layer": "model"}, "M3": {"layer": "fragments"}, "M4": {"fair": "none"}},
     **{"M5": {"fair": "fedmdfg"}, "M6": {"absent": "none"}, "M7": {"absent": "last"}, "M8": {"absent": "all"}},
@@ -107,21 +104,17 @@ class FedLF(ServerRule):
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
         layers, h, k = self._layers(cohort), self._h(cohort), len(cohort)
-        slices, ids = list(layers.values()), cohort.ids.cpu()
-        # Who is who is decided in host memory: a GPU would wait for every answer. A CPU copies nothing here.
-        known = {**state, **{name: state[name].cpu() for name in ("ids", "rounds", "lr", "seen")}}
+        # Who is who is decided in host memory, where all but the rows stays: a GPU would wait for every answer.
+        known, ids = {name: t if name == "rows" else t.cpu() for name, t in state.items()}, cohort.ids.cpu()
         seen = torch.unique(torch.cat([known["seen"], ids]))
         absent = torch.nonzero(history.absent(known, ids, self._since(cohort, len(seen)))).flatten()
-        gram = _gram(cohort.updates, state["rows"], slices, state["gram"])
-        size = _norm(cohort.updates.mean(0))
+        table, slices = Table(cohort.updates, known["rows"]), list(layers.values())
+        gram, size = _gram(table, slices, known["gram"])
         after = {**self._remembered(cohort, ids, known, gram), "seen": seen}
-        after = {name: t.to(gram.device) for name, t in after.items()}
 
         at = torch.cat([torch.arange(k), k + absent])
         scale = torch.cat([known["lr"].new_ones(k), cohort.lr / known["lr"][absent]])
-        hulls = at_hand(_among(gram, at))
-        scale = scale.to(hulls.device)
-        groups, shortest = _joined(hulls * scale[:, None] * scale, k, h, self.normalise_rows)
+        groups, shortest = _joined(_among(gram, at) * scale[:, None] * scale, k, h, self.normalise_rows)
         names = ["+".join(list(layers)[i] for i in group) for group in groups]
         info = {
             "absent": len(absent),
@@ -129,12 +122,12 @@ class FedLF(ServerRule):
             "merged": [name for name, group in zip(names, groups, strict=True) if len(group) > 1],
             "group_conflicts": dict(zip(names, shortest.against.tolist(), strict=True)),
         }
-        if float(size) == 0 or bool(shortest.zero.any()):
+        if size == 0 or bool(shortest.zero.any()):
             zero, reason = torch.zeros_like(cohort.start), "Pareto stationary: some mixture of the updates is zero"
             return Outcome(zero, after, stop=reason if self.stop else None, info={**info, "reason": reason})
-        weights = hulls.new_zeros(gram.shape[:2])
+        weights = gram.new_zeros(gram.shape[:2])
         weights[:, at] = shortest.weights[[g for g, group in enumerate(groups) for _ in group]] * scale
-        d = _combined(cohort.updates, state["rows"], slices, weights.to(gram.device))
+        d = table.mixture(slices, weights)
         length = _norm(d)
         return Outcome(d * torch.where(length > 0, size / length, 1.0), after, info=info)  # what rounds to zero is zero
 
@@ -161,7 +154,7 @@ class FedLF(ServerRule):
         cos = float(f @ p) / length
         off = cos * f / length - p
         sin = float(_norm(off))
-        if sin <= _ZERO or (self.fair == "fedmdfg" and math.atan2(sin, cos) <= self.theta):
+        if sin <= ZERO or (self.fair == "fedmdfg" and math.atan2(sin, cos) <= self.theta):
             return None
         return off / (length if self.fair == "cos" else sin)
 
@@ -174,7 +167,7 @@ class FedLF(ServerRule):
         cap, since = (0 if self.absent == "none" else self.cap), (cohort.round if self.absent == "last" else 0)
         lr = known["lr"].new_full((len(cohort),), cohort.lr)
         at = history.kept(known, ids, cohort.round, cap, since)
-        memory = history.remember(known, ids, cohort.round, cap, since, rows=cohort.updates, lr=lr)
+        memory = history.moved(known, ids, cohort.round, at, rows=cohort.updates, lr=lr)
         return {**memory, "gram": _among(gram, at)}
 
 
@@ -197,9 +190,9 @@ def _shortest(gram: Tensor, k: int, h: Tensor | None, normalise: bool) -> _Short
     hull, fair = gram * scale[..., None] * scale[:, None], None
     if h is not None:
         fair = torch.zeros_like(length)
-        fair[:, :k] = h.to(gram.device) * scale[:, :k]
+        fair[:, :k] = h * scale[:, :k]
         long = (fair[:, None] @ gram @ fair[..., None])[..., 0].clamp(min=0.0).sqrt()
-        real = long > _ZERO * (fair.abs() * length).sum(-1, keepdim=True)
+        real = long > ZERO * (fair.abs() * length).sum(-1, keepdim=True)
         fair = torch.where(real, fair * mean / torch.where(real, long, 1.0) if normalise else fair, 0.0)
         along = fair[:, None] @ gram
         hull = torch.cat([hull, along * scale[:, None]], 1)
@@ -209,7 +202,7 @@ def _shortest(gram: Tensor, k: int, h: Tensor | None, normalise: bool) -> _Short
     weights = w[:, : length.shape[1]] * scale
     weights = weights if fair is None else weights + w[:, -1:] * fair
     against = ((gram[:, :k] @ weights[..., None])[..., 0] < 0).sum(-1)
-    return _Shortest(weights, square.sqrt() <= _ZERO * mean[:, 0], against)
+    return _Shortest(weights, square.sqrt() <= ZERO * mean[:, 0], against)
 
 
 def _joined(gram: Tensor, k: int, h: Tensor | None, normalise: bool) -> tuple[list[list[int]], _Shortest]:
@@ -227,31 +220,14 @@ def _joined(gram: Tensor, k: int, h: Tensor | None, normalise: bool) -> tuple[li
 # ------------------------------------------------------------------------------------------------ rows of d numbers
 
 
-def _gram(updates: Tensor, past: Tensor, layers: Sequence[Sequence[slice]], known: Tensor) -> Tensor:
-    """[L, n, n]: the products of all rows [updates; past], layer by layer; those of the past ones are `known`."""
-    k, n = len(updates), len(updates) + len(past)
-    new = updates.new_zeros((len(layers), k, n), dtype=torch.float64)
-    for layer, parts in enumerate(layers):
-        for _, x in _read(updates, past, parts):
-            new[layer] += _products(x, k)
-    known = known.reshape(len(layers), n - k, n - k)
-    return torch.cat([new, torch.cat([new[..., k:].mT, known], -1)], -2)
+def _gram(table: Table, layers: Sequence[Sequence[slice]], known: Tensor) -> tuple[Tensor, float]:
+    """[L, n, n] in host memory: the products of all rows, layer by layer; those of the past ones are `known`.
 
-
-def _combined(updates: Tensor, past: Tensor, layers: Sequence[Sequence[slice]], weights: Tensor) -> Tensor:
-    """[d]: in each layer the weighted sum of the rows [updates; past]. Rounded only once, at the end."""
-    out = torch.empty_like(updates[0])
-    for w, parts in zip(weights, layers, strict=True):
-        for p, x in _read(updates, past, parts):
-            out[p] = w @ x
-    return out
-
-
-def _pieces(parts: Sequence[slice], rows: int, device: torch.device | None = None) -> Iterator[slice]:
-    step = max(1, (_CHUNK if device is None or device.type == "cpu" else _ON_GPU) // rows)
-    for part in parts:
-        for start in range(part.start, part.stop, step):
-            yield slice(start, min(start + step, part.stop))
+    And the length of the mean update, in the same answer of a GPU.
+    """
+    new = table.products(layers)
+    told = torch.cat([new.flatten(), _norm(table.updates.mean(0))[None]]).cpu()
+    return whole(told[:-1].view(new.shape), known), float(told[-1])
 
 
 def _joint(parts: Sequence[slice]) -> list[slice]:
@@ -265,31 +241,8 @@ def _joint(parts: Sequence[slice]) -> list[slice]:
     return out
 
 
-def _read(updates: Tensor, past: Tensor, parts: Sequence[slice]) -> Iterator[tuple[slice, Tensor]]:
-    """Piece by piece, these columns of the rows [updates; past] in float64, in a buffer that the next piece takes."""
-    k, n = len(updates), len(updates) + len(past)
-    pieces = list(_pieces(parts, n, updates.device))
-    buffer = updates.new_empty((n, max((p.stop - p.start for p in pieces), default=0)), dtype=torch.float64)
-    for p in pieces:
-        x = buffer[:, : p.stop - p.start]
-        x[:k] = updates[:, p]
-        x[k:] = past[:, p]
-        yield p, x
-
-
-def _products(x: Tensor, k: int) -> Tensor:
-    """[k, n]: the first k rows' products with all n."""
-    whole = x.shape[1] // _STRETCH * _STRETCH if x.is_cuda else 0
-    rest: Tensor = x[:k, whole:] @ x[:, whole:].mT
-    if whole == 0:
-        return rest
-    stretches = x[:, :whole].view(len(x), -1, _STRETCH).transpose(0, 1)
-    return rest + (stretches[:, :k] @ stretches.mT).sum(0)
-
-
 def _among(gram: Tensor, at: Tensor) -> Tensor:
-    """The products [L, m, m] of the rows `at`, a position in host memory each, with each other."""
-    at = at.to(gram.device)
+    """The products [L, m, m] of the rows `at` with each other."""
     return gram[:, at[:, None], at]
 
 
