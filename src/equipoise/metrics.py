@@ -21,6 +21,7 @@ Floats = NDArray[np.float64]
 Array = NDArray[Any]
 
 _CHUNK = 1 << 17  # numbers that `conflicts` turns into float64 at a time: they stay in a core's own cache
+_ROOM = 1 << 26  # the same on a GPU, where every piece costs a few launches (512 MiB)
 _COLUMNS = 1 << 16  # columns that it adds up in float32 at a time: rounding grows with their number
 
 
@@ -237,6 +238,8 @@ def _products(updates: Tensor, direction: Tensor, groups: Sequence[Sequence[slic
 
     On a CPU float32 is tried first, in half the time: where rounding cannot have turned a sign, that is good enough.
     """
+    if updates.is_cuda and updates.numel() <= _ROOM:  # in one go: every piece costs a few launches
+        updates, direction = updates.double(), direction.double()
     if updates.device.type != "cpu" or updates.dtype != torch.float32 or direction.dtype != torch.float32:
         return torch.stack([_dots(updates, direction, parts) for parts in groups])
     rough = [_rough(updates, direction, parts) for parts in groups]
@@ -280,11 +283,10 @@ def _pieces(parts: Sequence[slice], columns: int) -> list[slice]:
 
 def _dots(updates: Tensor, direction: Tensor, parts: Sequence[slice]) -> Tensor:
     """[K]: the inner products over some slices, in float64, a few columns at a time."""
-    total = torch.zeros(updates.shape[0], dtype=torch.float64, device=updates.device)
-    room = _CHUNK if updates.device.type == "cpu" else 512 * _CHUNK
-    for piece in _pieces(parts, max(1, room // max(1, updates.shape[0]))):
-        total += updates[:, piece].double() @ direction[piece].double()
-    return total
+    room = _ROOM if updates.is_cuda else _CHUNK
+    pieces = _pieces(parts, max(1, room // max(1, updates.shape[0])))
+    dots = [updates[:, piece].double() @ direction[piece].double() for piece in pieces]
+    return torch.stack(dots).sum(0) if dots else updates.new_zeros(len(updates), dtype=torch.float64)
 
 
 # ------------------------------------------------------------------------------------- against what clients have alone

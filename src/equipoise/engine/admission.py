@@ -61,14 +61,14 @@ class Admitted:
 
 def admit(replies: Replies, settings: Admission) -> Admitted:
     """Check the rows of a round; the order of the checks is the order of REASONS."""
-    good, quarantined = torch.ones_like(replies.ids, dtype=torch.bool), {}
+    sound, quarantined = replies, {}
     if settings.norm_cap is not None or not _all_sound(replies):
         codes, names = _first_failures(replies, settings), tuple(REASONS)
-        good = codes == _FINE
         told = zip(replies.ids.tolist(), codes.tolist(), strict=True)
         quarantined = {client: names[code] for client, code in told if code != _FINE}
-    kept = _cap_sizes(_rows(replies, good), settings.size_cap)
-    capped = () if settings.size_cap is None else tuple(kept.ids[kept.sizes < replies.sizes[good]].tolist())
+        sound = _rows(replies, codes == _FINE) if quarantined else replies
+    kept = _cap_sizes(sound, settings.size_cap)
+    capped = () if settings.size_cap is None else tuple(kept.ids[kept.sizes < sound.sizes].tolist())
     kept, out = guarded(replace(kept, refused={}), settings.guard, settings.guard_width)
     return Admitted(kept, {**replies.refused, **quarantined}, capped, out)
 
@@ -125,8 +125,6 @@ def _first_failures(replies: Replies, settings: Admission) -> Tensor:
 
 
 def _rows(replies: Replies, good: Tensor) -> Replies:
-    if bool(good.all()):
-        return replies
     losses = None if replies.losses is None else replies.losses[good]
     signals = {n: s[good] for n, s in replies.signals.items() if s.shape[:1] == good.shape}
     return Replies(replies.ids[good], replies.updates[good], replies.sizes[good], losses, signals, replies.refused)

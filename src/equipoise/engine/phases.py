@@ -91,7 +91,7 @@ def device_share(simulation: Simulation, warm: int = 5, rounds: int = 10) -> flo
         return None
     for _ in range(warm):
         simulation.step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as found:
         _settle()
         began = time.perf_counter()
         for _ in range(rounds):

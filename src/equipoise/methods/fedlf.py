@@ -243,7 +243,7 @@ def _joint(parts: Sequence[slice]) -> list[slice]:
 
 def _among(gram: Tensor, at: Tensor) -> Tensor:
     """The products [L, m, m] of the rows `at` with each other."""
-    return gram[:, at[:, None], at]
+    return gram.index_select(1, at).index_select(2, at)
 
 
 def _norm(x: Tensor) -> Tensor:
