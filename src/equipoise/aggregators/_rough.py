@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise.aggregators._distances import squared_distances
+from equipoise.aggregators._distances import add_products, mirrored, squared_distances
 
 _WIDTH = 1024  # columns in a product: the bound grows with it, the time with its inverse
 _WORTH = 1 << 20  # numbers; with fewer, float64 is as fast
@@ -47,12 +47,14 @@ def inner_products(rows: Tensor) -> Rough:
     k, d = rows.shape
     centre = _midst(rows)
     gram, wide = torch.zeros((2, k, k), dtype=torch.float64)  # widened first: to add numbers of two types is slow
-    product, buffer = rows.new_empty((k, k)), rows.new_empty((k, _WIDTH + 16))
+    product, buffer = rows.new_zeros((k, k)), rows.new_empty((k, _WIDTH + 16))
     for start in range(0, d, _WIDTH):
         x = rows[:, start : start + _WIDTH]
         if centre is not None:
             x = torch.sub(x, centre[start : start + _WIDTH], out=buffer[:, : x.shape[1]])
-        gram += wide.copy_(torch.mm(x, x.T, out=product))
+        add_products(product, x, keep=0.0)
+        gram += wide.copy_(product)
+    gram = mirrored(gram)
     lengths = (gram.diagonal() / (1.0 - _ROUNDING)).sqrt() + (d * _TINY / _ROUNDING) ** 0.5
     return Rough(gram, lengths, _ROUNDING)
 

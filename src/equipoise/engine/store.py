@@ -44,7 +44,8 @@ class ClientStore:
             table[self._slot[ids].to(table.device)] = rows
 
     def _grown(self, table: Tensor | None, like: Tensor) -> Tensor:
-        bigger = like.new_zeros((max(self._used, 2 * (0 if table is None else table.shape[0])), *like.shape[1:]))
+        twice = min(2 * (0 if table is None else table.shape[0]), len(self._slot))
+        bigger = like.new_zeros((max(self._used, twice), *like.shape[1:]))
         if table is not None:
             bigger[: table.shape[0]] = table
         return bigger
