@@ -228,9 +228,13 @@ def conflicts(updates: Tensor, direction: Tensor, layers: Mapping[str, Sequence[
     complete = sum(part.stop - part.start for parts in groups for part in parts) == d > 0
     dots = _products(updates, direction, groups if complete else [*groups, [slice(0, d)]])
     whole = dots.sum(0) if complete else dots[-1]
-    names = [f"{name} (layer)" if name == "model" else name for name in layers]
     against = (torch.cat([whole[None], dots[: len(groups)]]) < 0).sum(1).tolist()
-    return dict(zip(("model", *names), against, strict=True))
+    return dict(zip(conflict_names(layers), against, strict=True))
+
+
+def conflict_names(layers: Iterable[str]) -> list[str]:
+    """What `conflicts` calls its counts: "model", then the layers."""
+    return ["model", *(f"{name} (layer)" if name == "model" else name for name in layers)]
 
 
 def _products(updates: Tensor, direction: Tensor, groups: Sequence[Sequence[slice]]) -> Tensor:

@@ -17,6 +17,8 @@ from equipoise import files, metrics
 from equipoise.core import Stop
 from equipoise.errors import EquipoiseError, nearest
 from equipoise.experiment import Experiment
+from equipoise.layout import Layout
+from equipoise.modules import adapt, weights
 from equipoise.results import Result, Table
 from equipoise.standalone import Optima, local_optima, standalone
 
@@ -86,7 +88,9 @@ class Finished:
     def conflicts(self) -> dict[str, float]:
         """The mean number of online clients per round whose update opposes the step: "model", then layer by layer."""
         counts = [info["conflicts"] for info in self.infos if info["conflicts"]]
-        return {name: float(np.mean([c[name] for c in counts])) for name in counts[0]} if counts else {}
+        layers = Layout.of(weights(adapt(self.made.scenario.model))).layers()
+        order = metrics.conflict_names(layers)  # a file has them sorted by name
+        return {name: float(np.mean([c[name] for c in counts])) for name in order} if counts else {}
 
     @cached_property
     def drawn(self) -> dict[str, float]:
