@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise import history
-from equipoise.aggregators import _order, _rough
+from equipoise.aggregators import _distances, _order, _rough
 from equipoise.aggregators.geometric_median import GeometricMedian
+from equipoise.aggregators.krum import Krum
 from equipoise.core import Cohort, Outcome
 from equipoise.streams import Stream
 
@@ -60,6 +61,37 @@ def test_products_in_float32_are_as_near_as_their_bound_says(
     assert ((found.gram - seen @ seen.T).abs() <= bound).all()
     assert (found.lengths >= seen.norm(dim=1)).all()
     assert found.rounding < 1e-4
+
+
+@settings(max_examples=40)
+@given(SEEDS, st.integers(1, 110), st.integers(1, 40), st.sampled_from([torch.float32, torch.float64]))
+def test_half_of_a_symmetric_product_in_blocks_is_all_of_it(seed: int, m: int, d: int, dtype: torch.dtype) -> None:
+    x = (8 * rows(seed, m, d)).round().to(dtype)  # whole numbers: every sum of their products is exact
+    total, stale = torch.zeros((m, m), dtype=dtype), torch.full((m, m), torch.nan, dtype=dtype)
+    for piece in (x[:, : d // 2], x[:, d // 2 :]):
+        _distances.add_products(total, piece)
+    _distances.add_products(stale, x, keep=0.0)
+    assert torch.equal(_distances.mirrored(total), x @ x.T)
+    assert torch.equal(_distances.mirrored(stale), x @ x.T)
+
+
+@pytest.mark.parametrize("m", [47, 48, 49, 100, 130])
+def test_cohorts_of_many_blocks_keep_their_distances_equals_their_scores_and_the_lowest_id(m: int) -> None:
+    x = 1e3 + rows(m, m, 200)
+    x[[3, m // 2, m - 1]] = x[:40].mean(0)
+    exact = (x.double()[:, None] - x.double()).square().sum(-1)
+    found = Krum(2)(Cohort(torch.arange(m), torch.zeros(200), x, torch.ones(m)), {})
+    assert torch.allclose(_distances.squared_distances(x), exact, rtol=1e-9, atol=0.0)
+    assert found.info["scores"][[3, m // 2, m - 1]].unique().numel() == 1
+    assert found.info["weights"].argmax() == 3 and torch.equal(found.direction, x[3])
+
+
+def test_what_overflows_in_one_block_is_infinite_in_both_halves() -> None:
+    x = rows(1, 60, 5)
+    x[50] = 1e30
+    gram = _rough.inner_products(x).gram
+    assert torch.isinf(gram[50, 50]) and torch.isfinite(gram[:50, :50]).all()
+    assert torch.equal(gram, gram.T)
 
 
 @settings(max_examples=40)
