@@ -52,3 +52,11 @@ class Layout:
             name = (s.name.rpartition(".")[0] or s.name) if by == "module" else s.name
             groups.setdefault(name, []).append(slice(s.start, s.stop))
         return groups
+
+
+def finite_rows(t: Tensor, lead: int = 1) -> Tensor:
+    """Which rows of t, counted by its first `lead` dimensions, are finite throughout.
+
+    One NaN or infinity spoils a row's sum, and float32 numbers do not overflow in float64: one look, nothing written.
+    """
+    return torch.isfinite(t.flatten(lead).sum(-1, dtype=torch.float64)) if t.dim() > lead else torch.isfinite(t)

@@ -21,6 +21,7 @@ from equipoise.core import SGD, ClientRule, State
 from equipoise.engine.batches import Batches, plan_batches
 from equipoise.engine.precision import steps_in
 from equipoise.engine.view import View, World, risk
+from equipoise.layout import finite_rows
 from equipoise.streams import Stream
 
 _BLOCK = 1 << 26  # numbers in one block of rows: bounds memory, changes no result beyond rounding
@@ -104,7 +105,7 @@ def _finite_or(new: State, old: State) -> State:
     """A client whose state is no longer finite keeps its last good one: divergence must not outlive the round."""
     if not new:
         return new
-    good = torch.stack([torch.isfinite(t).reshape(len(t), -1).all(1) for t in new.values()]).all(0)
+    good = torch.stack([finite_rows(t) for t in new.values()]).all(0)
     return {n: torch.where(good.view(-1, *[1] * (t.dim() - 1)), t, old[n]) for n, t in new.items()}
 
 

@@ -44,6 +44,7 @@ from equipoise.core import (
     Stream,
     WeightedMean,
 )
+from equipoise.layout import finite_rows
 
 Solver = Literal["joint", "finetune"]
 Choose = Literal["fixed", "validation", "greedy"]
@@ -153,7 +154,7 @@ class Ditto(ClientRule):
         """The state with the validation losses of a client's candidates, by which it chooses."""
         if self.choose != "validation":
             return own
-        good = torch.isfinite(own["v"]).all(-1, keepdim=True)
+        good = finite_rows(own["v"], 2)[..., None]
         v = torch.where(good, own["v"], at.received[:, None])
         return {**own, "v": v, "risk": torch.nan_to_num(_risks(v, at), nan=torch.finfo(v.dtype).max)}
 
@@ -199,7 +200,9 @@ def optimal_lam(sigma: float, n: int, tau: float, clients: int = 1, malicious: i
 
 
 def _pulled(v: Tensor, grad: Tensor, lam: float | Tensor, at: At) -> Tensor:
-    return at.descend(v, grad + lam * (v - at.received))
+    """v - lr (grad + lam (v - w)) as a step from lr lam of the way to w: half as many passes over the rows."""
+    way = torch.as_tensor(at.lr * lam, dtype=v.dtype, device=v.device)
+    return at.descend(torch.lerp(v, at.received, way), grad)
 
 
 def _risks(models: Tensor, at: At) -> Tensor:
