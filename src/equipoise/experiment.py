@@ -14,7 +14,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -189,7 +189,7 @@ def execute(
     """
     simulation = Simulation(experiment.scenario, experiment.method, experiment.run)
     simulation.simulator.reached = reached
-    record = experiment.config.encode() or _described(experiment).encode()
+    record = recorded(experiment, out)
     folder = RunFolder.create(out, record, environment(simulation)) if out else MemoryRun(record, models)
     try:
         if isinstance(folder, RunFolder) and folder.finished:
@@ -392,6 +392,20 @@ def _params(experiment: Experiment) -> dict[str, Any]:
 
 
 _IN_PYTHON = "# made from Python"
+
+
+def recorded(experiment: Experiment, out: Path | None = None) -> bytes:
+    """What tells this run from others.
+
+    The config that is in the folder stands if it says the same: it may be older than a setting, whose default it means.
+    """
+    if not experiment.config:
+        return _described(experiment).encode()
+    with suppress(EquipoiseError):  # no run there, or not one that can be read: whoever opens the folder says so
+        held = RunFolder.open(out).config if out else b""
+        if configs.dump(configs.load(held.decode(errors="replace"))) == experiment.config:
+            return held
+    return experiment.config.encode()
 
 
 def _described(experiment: Experiment) -> str:

@@ -197,3 +197,23 @@ def test_a_finished_run_is_not_run_again(job: experiment.Experiment, whole: dict
     steps: list[int] = []
     again = experiment.execute(job, tmp_path / "run", lambda p: steps.append(p.round))
     assert steps == [] and content(again.path) == whole
+
+
+def test_a_folder_from_before_there_was_a_setting_means_its_default(
+    job: experiment.Experiment, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    def stop(progress: experiment.Progress) -> None:
+        if progress.round == 4:
+            raise RuntimeError
+
+    path, made = tmp_path / "run", tmp_path / "run" / "config.toml"
+    with pytest.raises(RuntimeError):
+        experiment.execute(job, path, stop)
+    old = made.read_bytes().replace(b'personal = "auto"\n', b"")
+    assert old != made.read_bytes()
+    made.write_bytes(old)
+    other = experiment.build(config.load(TEXT.format(rounds=9), ["run.seed=1"]))
+    with pytest.raises(EquipoiseError, match="already holds another run"):
+        experiment.execute(other, path)
+    for go_on in (lambda: experiment.execute(job, path), lambda: experiment.resume(path)):
+        assert content(go_on().path) == {**whole, "config.toml": old}

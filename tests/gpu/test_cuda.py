@@ -13,10 +13,12 @@ from equipoise.core import Method, chain
 from equipoise.engine.phases import PHASES, device_share, watch
 from equipoise.engine.run import Simulation
 from equipoise.engine.settings import Participation, Run, Train
-from equipoise.methods import fedavg, fedprox
+from equipoise.engine.store import ClientStore
+from equipoise.methods import ditto, fedavg, fedprox
 from equipoise.streams import Stream
 from equipoise.threat import Attack
 from tests.small import federation, relative, simulation
+from tests.unit.test_store import kept
 
 pytestmark = [
     pytest.mark.gpu,
@@ -193,3 +195,81 @@ def test_the_device_is_busy_for_a_part_of_the_time() -> None:
     share = device_share(sim, warm=2, rounds=3)
     assert share is not None and 0 < share <= 1
     assert sim.round == 5
+
+
+def placed(place: str) -> Simulation:
+    return simulation(
+        ditto(choose="validation"),
+        federation((7, 25, 9, 12, 30, 8)),
+        model="mlp",
+        hidden=(256, 256),
+        train=Train(batch=4, lr=0.05),
+        participation=Participation(per_round=3),
+        run=Run(device="cuda", replay="on", personal="auto" if place == "mixed" else place),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("place", ["device", "host", "disk", "mixed"])
+def test_personal_models_are_the_same_bits_wherever_they_are_kept(place: str) -> None:
+    near = placed("device")
+    for _ in range(5):
+        near.step()
+    with kept(place, block=1 << 20):  # one row and more
+        far, resumed = placed(place), placed(place)
+        for _ in range(2):
+            far.step()
+        resumed.load(far.dump())
+        for sim in (far, resumed):
+            while sim.round < 5:
+                sim.step()
+            found, wanted = sim.dump(), near.dump()
+            assert found.keys() == wanted.keys()
+            assert all(torch.equal(t.cpu(), wanted[n].cpu()) for n, t in found.items())
+            assert sim.evaluate("test")["personal"].loss.tolist() == near.evaluate("test")["personal"].loss.tolist()
+            blocks = sim.simulator.store.places()["v"]
+            assert len(blocks) > 3 and set(blocks) == ({"device", "host", "disk"} if place == "mixed" else {place})
+
+
+@pytest.mark.parametrize("place", ["device", "host", "disk", "mixed"])
+def test_rows_are_right_while_the_device_is_far_behind(place: str) -> None:
+    with kept(place, block=1 << 22):
+        store = ClientStore(16, torch.device("cuda"), "auto" if place == "mixed" else place)  # type: ignore[arg-type]
+        own, rows = torch.arange(16.0, device="cuda")[:, None], torch.empty((16, 1 << 18), device="cuda")
+        for n in range(5):
+            for ids in (torch.arange(16), torch.arange(15, -1, -3)):
+                torch.cuda._sleep(100_000_000)
+                rows[ids] = 100.0 * n + len(ids) + own[ids]
+                store.put(ids, {"a": rows[ids]})
+                rows.fill_(-1)  # what was put is put, whatever becomes of the tensor
+                torch.empty((16, 1 << 18), device="cuda").fill_(-2)  # nor of memory that is free again
+            got = store.get(torch.arange(16))["a"]
+            last = torch.full((16,), 16.0)
+            last[::3] = 6.0
+            assert torch.equal(got.cpu(), (100.0 * n + last + torch.arange(16.0))[:, None].expand(-1, 1 << 18))
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+def test_nobody_waits_for_rows_that_leave_the_device(place: str) -> None:
+    with kept(place, block=1 << 22):
+        store, ids = ClientStore(16, torch.device("cuda"), place), torch.arange(16)  # type: ignore[arg-type]
+        first, second = (torch.full((16, 1 << 18), float(n), device="cuda") for n in range(2))
+        for rows in (first, first):  # all memory that is needed has been had once
+            store.put(ids, {"a": rows})
+            store.get(ids)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(4_000_000_000)
+        store.put(ids, {"a": second})
+        assert not torch.cuda.current_stream().query()
+        assert torch.equal(store.get(ids)["a"], second)
+
+
+@pytest.mark.parametrize(("place", "most"), [("device", 10), ("host", 2), ("disk", 2)])
+def test_growing_takes_no_second_copy(place: str, most: int) -> None:
+    with kept(place, block=1 << 25):
+        store = ClientStore(64, torch.device("cuda"), place)  # type: ignore[arg-type]
+        rows, before = torch.ones((8, 1 << 20), device="cuda"), torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        for n in range(8):
+            store.put(torch.arange(8 * n, 8 * n + 8), {"a": rows})
+        assert torch.cuda.max_memory_allocated() - before <= most << 25
+        assert len(store.places()["a"]) == 8

@@ -27,6 +27,7 @@ from equipoise.streams import Stream
 from equipoise.threat import Attack
 
 _WORTH = 300  # local steps from which a recording pays for itself: 120 for FedAvg, more for Ditto
+_TOGETHER = 64  # clients whose models are brought to host memory together
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Simulation:
             run.workers,
             run.replay == "on" or (run.replay == "auto" and local_steps(scenario.train, fed.sizes) >= _WORTH),
             run.precision,
+            run.personal,
         )
         self.server = Server(
             method, net.initial(), net.layout, participants, scenario.train, scenario.admission, stream
@@ -141,10 +143,13 @@ class Simulation:
 
     def personal(self) -> tuple[Tensor, Tensor] | None:
         """Ids and models of the clients that have a model of their own; None where all use the global one."""
-        ids = self.simulator.store.ids()
+        ids, w = self.simulator.store.ids(), self.server.w
         if not self.method.client.personalised or len(ids) == 0:
             return None
-        return ids, self.simulator.personal(ids.to(self.server.w.device), self.server.w)
+        models = torch.empty((len(ids), len(w)), dtype=w.dtype)  # in host memory: a device may have no room for them
+        for at in torch.split(torch.arange(len(ids)), _TOGETHER):
+            models[at] = self.simulator.personal(ids[at].to(w.device), w).cpu()
+        return ids, models
 
     def dump(self) -> State:
         server = {f"server/{n}": t for n, t in self.server.dump().items()}
@@ -156,7 +161,7 @@ class Simulation:
             return {n.removeprefix(prefix): t for n, t in dumped.items() if n.startswith(prefix)}
 
         self.server.load(below("server/"))
-        self.simulator.store.load({n: t.to(self.server.w.device) for n, t in below("clients/").items()})
+        self.simulator.store.load(below("clients/"))
         self.simulator.memory = {n: t.to(self.server.w.device) for n, t in below("attack/").items()}
 
 

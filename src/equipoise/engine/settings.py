@@ -6,7 +6,7 @@ so a config section and a class here are one thing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from equipoise.errors import require
@@ -105,6 +105,11 @@ class Run:
     precision: Literal["full", "tf32", "bf16"] = "full"
     """How exactly local training multiplies (`engine.precision`): "tf32", for GPUs, keeps about 3 decimal digits of
     what is multiplied, "bf16" 2. Reported losses, server rules and evaluation are always in full."""
+    personal: Literal["auto", "device", "host", "disk"] = field(default="auto", repr=False)
+    """Where clients' lasting state is kept, such as models of their own (`engine.store`); results do not depend on it.
+
+    "auto": in the device's memory while that has room, then in the machine's, then in a file in the temporary folder.
+    """
     checkpoint_every: int = 10
     """Save a point to resume from after this many rounds."""
     __pydantic_config__ = _STRICT

@@ -21,7 +21,7 @@ from equipoise.engine.participation import Participants
 from equipoise.engine.phases import phase
 from equipoise.engine.replay import Replay
 from equipoise.engine.settings import Train
-from equipoise.engine.store import ClientStore
+from equipoise.engine.store import ClientStore, Wish
 from equipoise.engine.view import Disturb, World
 from equipoise.streams import Stream
 from equipoise.threat import Attack, Claims, Forgery, Samples
@@ -47,6 +47,7 @@ class Simulator:
         workers: int,
         replay: bool = False,
         precision: str = "full",
+        personal: Wish = "device",
     ) -> None:
         self.rule, self.participants, self.attack, self.stream = method.client, participants, attack, stream
         self.lr, self.schedule = train.lr, Schedule(train.epochs, train.steps, train.batch or None)
@@ -58,7 +59,7 @@ class Simulator:
         self.untouched = torch.zeros_like(self.malicious)
         self.untouched[: len(own)] = self.host.start[: len(own)] == own
         self.net, self.vectorised, self.workers, self.precision = net, vectorised, workers, precision
-        self.store, self.w0 = ClientStore(federation.n_clients), net.initial()
+        self.store, self.w0 = ClientStore(federation.n_clients, device, personal), net.initial()
         sizes = frozenset(c.stop - c.start for c in cuts(participants.most, net.layout.size, vectorised))
         capture = device.type == "cuda" and workers == 1
         widest = train.batch or int(self.host.size.max()) if len(self.host.size) else 0

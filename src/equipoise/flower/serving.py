@@ -12,7 +12,7 @@ from equipoise.engine.deployment import Deployment
 from equipoise.engine.messages import REFUSALS
 from equipoise.engine.post import Post
 from equipoise.engine.server import RoundRecord
-from equipoise.experiment import Course, Experiment, environment
+from equipoise.experiment import Course, Experiment, environment, recorded
 from equipoise.results import Result, RunFolder, load_result
 
 
@@ -20,7 +20,7 @@ def carry_out(experiment: Experiment, post: Post, out: Path) -> Result:
     """Run it to the end, from the last finished round in `out` if there is one; a finished run is only read."""
     often = replace(experiment, run=replace(experiment.run, checkpoint_every=1))  # a crash costs a round, not ten
     deployment: Any = Deployment(experiment.scenario, experiment.method, experiment.run, post)
-    with RunFolder.create(out, experiment.config.encode(), environment(deployment)) as folder:
+    with RunFolder.create(out, recorded(experiment, out), environment(deployment)) as folder:
         if folder.finished:
             return load_result(out)
         with tracking.Tracked(None, "", {}) as tracked:
