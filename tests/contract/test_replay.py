@@ -11,6 +11,7 @@ from equipoise.at import At
 from equipoise.core import ClientRule, Method, State
 from equipoise.engine.run import Scenario, Simulation, local_steps
 from equipoise.engine.settings import Participation, Run, Train
+from equipoise.engine.stage import Played
 from equipoise.models import build
 from equipoise.streams import Stream
 from tests.small import federation, relative, simulation
@@ -101,6 +102,19 @@ def test_convolutions_and_dropout_are_played_back(model: str, executor: str) -> 
     sims = [after(Method(), replay, executor, fed=fed, model=made) for replay in ("off", "on")]
     compare(*sims)
     assert recordings(sims[1]) == 1
+
+
+@pytest.mark.parametrize(("sizes", "times"), [((10, 10, 10), 1), ((10, 10, 8), 2), ((10, 7, 3), 5)])
+def test_what_holds_is_worked_out_when_masks_change_and_only_then(
+    sizes: tuple[int, ...], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    before = Played.ahead
+    monkeypatch.setattr(Played, "ahead", lambda self, inputs: asked.append(1) or before(self, inputs))
+    train = Train(rounds=1, batch=2, lr=0.1)  # the first client takes five steps
+    sims = [after(Method(), replay, rounds=1, fed=federation(sizes=sizes), train=train) for replay in ("off", "on")]
+    assert len(asked) == times
+    compare(*sims)
 
 
 class LooksAtTheRound(ClientRule):

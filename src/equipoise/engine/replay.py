@@ -7,8 +7,7 @@ batch, the key of dropout, the step size. A step that cannot be recorded runs as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import NoReturn
 
@@ -18,13 +17,12 @@ from torch import Tensor
 from equipoise.at import Stop
 from equipoise.core import ClientRule, State
 from equipoise.data.federation import SPLITS
-from equipoise.engine.record import Recorded, Unrecordable, record
-from equipoise.engine.stage import InOne, InParts
+from equipoise.engine.record import Unrecordable, record
+from equipoise.engine.stage import STATE, Inputs, Played, holds, walk
 from equipoise.engine.view import View, World
 
-Inputs = dict[str, Tensor]
 _EACH = ("index", "mask", "key", "x", "y")  # what differs from step to step; all else holds for the round
-_STATE, _MESSAGE, _SIZE = "state.", "message.", "size."
+_MESSAGE, _SIZE = "message.", "size."
 
 
 class Recording(View):
@@ -75,48 +73,18 @@ def _refuse(reason: str) -> NoReturn:
     raise Unrecordable(reason)
 
 
-class Played:
-    """A recorded step: inputs by name -> the model, which it overwrites, and the state."""
-
-    def __init__(self, names: tuple[str, ...], recorded: Recorded) -> None:
-        self.names, self.recorded = names, recorded
-        self.state = tuple(n for n in names if n.startswith(_STATE))
-        self.used = {n for n, used in zip(names, recorded.used, strict=True) if used} | {"w", *self.state}
-        self._spare: list[InParts] = []
-
-    def __call__(self, inputs: Inputs) -> tuple[Tensor, State]:
-        w, *state = self.recorded.run(*(inputs[n] for n in self.names))
-        return w, dict(zip(self.state, state, strict=True))
-
-    @contextmanager
-    def model(self, rows: Tensor) -> Iterator[InOne | InParts]:
-        """These models, for one caller at a time to take steps with; the room for parts is kept for the next one."""
-        if self.recorded.apart is None:
-            yield InOne(self.recorded, rows)
-            return
-        try:
-            model = self._spare.pop()
-        except IndexError:
-            model = InParts(self.recorded.apart, rows)
-        model.enter(rows)
-        try:
-            yield model
-        finally:
-            self._spare.append(model)
-
-
 def played(rule: ClientRule, world: World, inputs: Inputs) -> Played:
     names = tuple(inputs)
-    own = [n.removeprefix(_STATE) for n in names if n.startswith(_STATE)]
+    own = [n.removeprefix(STATE) for n in names if n.startswith(STATE)]
 
     def step(*tensors: Tensor) -> list[Tensor]:
         given = dict(zip(names, tensors, strict=True))
-        w, state = rule.step(given["w"], {n: given[_STATE + n] for n in own}, Recording(rule, world, given))
+        w, state = rule.step(given["w"], {n: given[STATE + n] for n in own}, Recording(rule, world, given))
         if set(state) != set(own):
             _refuse("the step changes what its state consists of")
         return [w, *(state[n] for n in own)]
 
-    return Played(names, record(step, [inputs[n] for n in names]))
+    return Played(names, record(step, [inputs[n] for n in names], [holds(n) for n in names]))
 
 
 class Captured:
@@ -132,7 +100,7 @@ class Captured:
 
     def _body(self, hold: bool) -> None:
         now = {n: t.index_select(0, self.at)[0] for n, t in self.each.items()}
-        lasting = [n for n in self.fixed if n == "w" or n.startswith(_STATE)]
+        lasting = [n for n in self.fixed if n == "w" or n.startswith(STATE)]
         before = {n: self.fixed[n].clone() for n in lasting} if hold else {}
         w, state = self.play({**self.fixed, **now})
         active = self.active.index_select(0, self.at)[0]
@@ -174,7 +142,7 @@ class Captured:
         graph = self.graphs[active is not None]
         for _ in range(steps):
             graph.replay()
-        state = {n: t.clone() for n, t in self.fixed.items() if n.startswith(_STATE)}
+        state = {n: t.clone() for n, t in self.fixed.items() if n.startswith(STATE)}
         if update is None:
             return self.fixed["w"].clone(), state
         torch.sub(fixed["w"], self.fixed["w"], out=update)
@@ -215,10 +183,10 @@ class Replay:
                 return None
             graph = self._graph(rule, play, first, batches.longest) if self.capture else None
             if graph is None:
-                end, new = _walk(play, fixed, each, batches.steps, update)
+                end, new = walk(play, fixed, each, batches.steps, update)
             else:
                 end, new = graph.rounds(fixed, each, _active(batches.steps, w.device), update)
-        return end, {n.removeprefix(_STATE): t for n, t in new.items()}
+        return end, {n.removeprefix(STATE): t for n, t in new.items()}
 
     def _recorded(self, rule: ClientRule, world: World, inputs: Inputs) -> Played | None:
         key = (_name(rule), world.vectorised, id(world.federation.data.x), _form(inputs))
@@ -255,7 +223,7 @@ def _name(rule: ClientRule) -> object:
 def _inputs(view: View, w: Tensor, state: State) -> tuple[Inputs, Inputs]:
     """What holds for the whole round, and what differs by step, the steps stacked."""
     fixed = {"w": w, "received": view.received, "lr": torch.tensor(view.lr, dtype=torch.float64, device=w.device)}
-    fixed |= {_STATE + n: t for n, t in state.items()}
+    fixed |= {STATE + n: t for n, t in state.items()}
     fixed |= {_MESSAGE + n: t for n, t in view.message.items()}
     fixed |= {_SIZE + split: view.size(split) for split in SPLITS}
     each = {"index": view.batches.index, "mask": view.batches.mask, **view.prepared()}
@@ -272,31 +240,3 @@ def _active(steps: Sequence[int], device: torch.device) -> Tensor | None:
     if min(steps) == longest:
         return None
     return (torch.arange(longest)[:, None] < torch.tensor(steps)[None]).to(device)
-
-
-def _walk(
-    play: Played, fixed: Inputs, each: Inputs, steps: Sequence[int], update: Tensor | None
-) -> tuple[Tensor | None, State]:
-    """Step after step. What clients have when they run out of steps is put aside, and put back in the end.
-
-    Until then their rows go on with the others': what becomes of them there touches nobody and is thrown away.
-    """
-    state = {n: fixed[n] for n in play.state}
-    ready: list[tuple[Tensor, list[Tensor], list[Tensor]]] = []
-    with play.model(fixed["w"]) as model:
-        for s in range(max(steps)):
-            out = torch.tensor([k for k, n in enumerate(steps) if n == s], device=fixed["w"].device)
-            if len(out):
-                ready.append((out, model.take(out), [t[out] for t in state.values()]))
-            now = {**fixed, **state, **{n: t[s] for n, t in each.items()}}
-            state = dict(zip(play.state, model.step([now[n] for n in play.names[1:]]), strict=True))
-        if ready:
-            at, rows, states = zip(*ready, strict=True)
-            back = torch.cat(at)
-            model.put(back, [torch.cat(part) for part in zip(*rows, strict=True)])
-            held = dict(zip(state, map(torch.cat, zip(*states, strict=True)), strict=True)) if state else {}
-            state = {n: t.index_copy(0, back, held[n]) for n, t in state.items()}
-        if update is None:
-            return model.end(), state
-        model.less(fixed["w"], update)
-    return None, state

@@ -1,0 +1,135 @@
+"""A recorded step is the step, whatever is taken out of it, joined, written over or worked out ahead."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from equipoise.engine.record import Recorded, record
+
+K, D = 3, 12
+Step = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
+
+
+def inputs() -> list[Tensor]:
+    """w and x, which move, and h, which holds."""
+    g = torch.Generator().manual_seed(3)
+    return [torch.randn(s, generator=g, dtype=torch.float64) for s in ((K, D), (K, 5, 4), (K, 5))]
+
+
+def made(step: Step) -> Recorded:
+    return record(step, inputs(), [False, False, True])
+
+
+def played(recorded: Recorded, w: Tensor, x: Tensor, h: Tensor) -> Sequence[Tensor]:
+    return recorded.step(w, x, *recorded.ahead(h))
+
+
+def operations(run: object) -> list[str]:
+    graph = run.__self__.graph  # type: ignore[attr-defined]
+    return [str(n.target) for n in graph.nodes if n.op in ("call_function", "call_method")]
+
+
+def weights(w: Tensor) -> Tensor:
+    return w.view(K, 4, 3)
+
+
+STEPS: dict[str, Step] = {
+    "a product plus another": lambda w, x, h: [w * 2, x @ weights(w) + h[..., None]],
+    "twice the same product": lambda w, x, h: [w * 2, (p := x @ weights(w)) + p],
+    "a product that is read again": lambda w, x, h: [w * 2, (p := x @ weights(w)) + h[..., None], p * 2],
+    "relu over a product": lambda w, x, h: [w * 2, (x @ weights(w)).relu()],
+    "relu over what is read again": lambda w, x, h: [w * 2, (p := x @ weights(w)).relu(), p],
+    "relu over an input": lambda w, x, h: [w * 2, x.relu()],
+    "relu over what came ahead": lambda w, x, h: [w * 2, (2 * h).relu() + x[..., 0], h * 3],
+    "sums": lambda w, x, h: [w * 2, x.sum(1, keepdim=True).view(K, 4), x.sum((0, 2), keepdim=True).view(5)],
+    "a sum that is read again": lambda w, x, h: [w * 2, (s := x.sum(1, keepdim=True)).view(K, 4), s],
+    "views of views": lambda w, x, h: [w * 2, x.view(K, 20).view(K, 2, 10).view(60)],
+    "arguments in an order of their own": lambda w, x, h: [w * 2, torch.where(x > 0, x, h[..., None])],
+    "names that tensors have of their own": lambda w, x, h: [w * 2, *x.split(2, 2), torch.linalg.vector_norm(x, dim=2)],
+    "several answers": lambda w, x, h: [w * 2, *x.max(1)[:1], x.std(1), *x.sort(2)],
+    "looking things up": lambda w, x, h: [w * 2, x[torch.tensor([2, 0])], x[torch.arange(K), torch.arange(K)]],
+    "other numbers": lambda w, x, h: [w * 2, (x > 0).to(x.dtype), x.pow(2), 1 - x, x.clamp(min=0.1), 2 / x.abs()],
+    "putting together": lambda w, x, h: [torch.cat([w[:, :6], w[:, 6:] * 2], 1), torch.stack([x, x + 1])],
+    "nothing but what came ahead": lambda w, x, h: [w * 2, h, h.softmax(1)],
+    "softmax": lambda w, x, h: [w * 2, torch.log_softmax(x, 2), torch.softmax(h, 1)],
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_recorded_step_is_the_step_and_changes_nothing_that_it_is_given(name: str) -> None:
+    step, recorded = STEPS[name], made(STEPS[name])
+    given = [t + 1 for t in inputs()]  # not what it was recorded with
+    for _ in range(2):
+        expected = step(*(t.clone() for t in given))
+        after = [t.clone() for t in given]
+        found = played(recorded, *after)
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+        assert all(torch.equal(a, b) for a, b in zip(after, given, strict=True))
+
+
+def test_what_follows_from_inputs_that_hold_is_worked_out_ahead_and_nothing_else_is() -> None:
+    recorded = made(lambda w, x, h: [w * 2, h.exp().cos()[..., None] + x.sin()])
+    ahead, late = operations(recorded.ahead), operations(recorded.step)
+    assert {"exp", "cos_"} <= set(ahead) and not {"sin", "mul"} & set(ahead)
+    assert {"sin", "mul"} <= set(late) and not {"exp", "cos_"} & set(late)
+
+
+def collects(w: Tensor, x: Tensor, h: Tensor) -> Sequence[Tensor]:
+    total = torch.zeros(K, 5, dtype=w.dtype) + h
+    total[:, 1:].add_(x[..., 0][:, 1:])
+    return [w * 2, total]
+
+
+def test_what_a_step_writes_to_is_made_anew_in_every_step() -> None:
+    recorded, (w, x, h) = made(collects), inputs()
+    known = recorded.ahead(h)
+    for _ in range(3):
+        assert torch.equal(recorded.step(w, x, *known)[1], collects(w, x, h)[1])
+
+
+def test_chance_is_not_worked_out_ahead() -> None:
+    recorded, (w, x, h) = made(lambda w, x, h: [w * 2, torch.rand_like(h)]), inputs()
+    known = recorded.ahead(h)
+    assert not torch.equal(recorded.step(w, x, *known)[1], recorded.step(w, x, *known)[1])
+
+
+def changes_its_mind(w: Tensor, x: Tensor, h: Tensor) -> Sequence[Tensor]:
+    factor = weights(w) * 1
+    product = x @ factor
+    factor.mul_(2)
+    return [w * 2, product + h[..., None], factor]
+
+
+def test_a_product_is_not_put_off_until_its_factors_have_changed() -> None:
+    for found, expected in zip(played(made(changes_its_mind), *inputs()), changes_its_mind(*inputs()), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def descends(w: Tensor, x: Tensor, lr: Tensor) -> Sequence[Tensor]:
+    """A gradient put together from a product and something else, as the engine does, and a step along it."""
+    grad = torch.empty_like(w)
+    grad[:, 0:8].view(K, 4, 2).copy_(x.mT @ (x @ w[:, 0:8].view(K, 4, 2)))
+    grad[:, 8:D].copy_(w[:, 8:D] * x[:, 0, :1])
+    return [torch.addcmul(w, grad, lr, value=-1)]
+
+
+def test_a_descent_writes_straight_into_w_with_the_step_size_of_the_day() -> None:
+    w, x, _ = inputs()
+    recorded = record(descends, [w, x, torch.tensor(0.1, dtype=torch.float64)], [False, False, True])
+    assert recorded.apart is not None and recorded.apart.places == (slice(0, 8), slice(8, D))
+    assert sum("baddbmm_" in o for o in operations(recorded.step)) == 1
+    for rate in (0.1, 0.7):
+        lr, mine = torch.tensor(rate, dtype=torch.float64), w.clone()
+        (end,) = played(recorded, mine, x, lr)
+        assert end is mine
+        torch.testing.assert_close(end, descends(w, x, lr)[0], rtol=1e-13, atol=1e-13)
+
+
+def test_operations_are_called_by_name() -> None:
+    recorded = made(lambda w, x, h: [w * 2, torch.log_softmax(x, 2)[torch.tensor([1])].relu() + h[1, :, None]])
+    graph: fx.Graph = recorded.step.__self__.graph  # type: ignore[attr-defined]
+    assert not [n for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
