@@ -218,15 +218,18 @@ def last_tenth(rounds: ArrayLike, values: ArrayLike) -> float:
 # ------------------------------------------------------------------------------------------------- conflicts
 
 
-def conflicts(updates: Tensor, direction: Tensor, layers: Mapping[str, Sequence[slice]]) -> dict[str, int]:
+def conflicts(
+    updates: Tensor, direction: Tensor, layers: Mapping[str, Sequence[slice]], norms: Tensor | None = None
+) -> dict[str, int]:
     """How many clients' updates [K, d] oppose the server's direction [d], over the "model" and in each layer.
 
     Client k is in conflict where u_k . direction < 0: the step w - direction leads uphill for it. FedLF's Table 2
-    counts g_k . d > 0 for the step w + d, which is the same, since its d is minus our direction.
+    counts g_k . d > 0 for the step w + d, which is the same, since its d is minus our direction. `norms` [K] of the
+    updates, if known, save a look at all of them.
     """
     d, groups = direction.shape[0], list(layers.values())
     complete = sum(part.stop - part.start for parts in groups for part in parts) == d > 0
-    dots = _products(updates, direction, groups if complete else [*groups, [slice(0, d)]])
+    dots = _products(updates, direction, groups if complete else [*groups, [slice(0, d)]], norms)
     whole = dots.sum(0) if complete else dots[-1]
     against = (torch.cat([whole[None], dots[: len(groups)]]) < 0).sum(1).tolist()
     return dict(zip(conflict_names(layers), against, strict=True))
@@ -237,7 +240,7 @@ def conflict_names(layers: Iterable[str]) -> list[str]:
     return ["model", *(f"{name} (layer)" if name == "model" else name for name in layers)]
 
 
-def _products(updates: Tensor, direction: Tensor, groups: Sequence[Sequence[slice]]) -> Tensor:
+def _products(updates: Tensor, direction: Tensor, groups: Sequence[Sequence[slice]], norms: Tensor | None) -> Tensor:
     """[groups, K]: inner products whose signs, and those of their sums over groups, are those that float64 gives.
 
     On a CPU float32 is tried first, in half the time: where rounding cannot have turned a sign, that is good enough.
@@ -246,8 +249,8 @@ def _products(updates: Tensor, direction: Tensor, groups: Sequence[Sequence[slic
         updates, direction = updates.double(), direction.double()
     if updates.device.type != "cpu" or updates.dtype != torch.float32 or direction.dtype != torch.float32:
         return torch.stack([_dots(updates, direction, parts) for parts in groups])
-    rough = [_rough(updates, direction, parts) for parts in groups]
-    dots, off = torch.stack([dot for dot, _ in rough]), torch.stack([off for _, off in rough])
+    norms = torch.linalg.vector_norm(updates, dim=1) if norms is None else norms
+    dots, off = _rough(updates, direction, groups, norms)
     sure = (dots.abs() > off).all(0) & (dots.sum(0).abs() > off.sum(0))  # never true of NaN or infinity - infinity
     if not bool(sure.all()):
         left = updates[~sure]
@@ -255,15 +258,17 @@ def _products(updates: Tensor, direction: Tensor, groups: Sequence[Sequence[slic
     return dots
 
 
-def _rough(updates: Tensor, direction: Tensor, parts: Sequence[slice]) -> tuple[Tensor, Tensor]:
-    """[K]: the inner products in float32, and how far off they may be."""
-    dot, off = torch.zeros((2, updates.shape[0]), dtype=torch.float64)
-    for piece in _pieces(parts, _COLUMNS):
-        u, v = updates[:, piece], direction[piece]
-        dot += u @ v
-        norms = torch.linalg.vector_norm(u, dim=1) * torch.linalg.vector_norm(v)
-        off.add_(norms, alpha=len(v) * 2.0**-23)  # twice the bound for a sum of so many products
-    return dot, off + 1e-30  # and what numbers too small for float32 leave
+def _rough(
+    updates: Tensor, direction: Tensor, groups: Sequence[Sequence[slice]], norms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """[groups, K]: the inner products in float32, and how far off they may be."""
+    dots, off = torch.zeros((2, len(groups), len(updates)), dtype=torch.float64)
+    pieces = [(g, piece) for g, parts in enumerate(groups) for piece in _pieces(parts, _COLUMNS)]
+    for g, piece in pieces:
+        v = direction[piece]
+        dots[g] += updates[:, piece] @ v
+        off[g] += torch.linalg.vector_norm(v) * (len(v) * 2.0**-23)  # twice the bound for so many products
+    return dots, off * norms + 1e-30  # a piece of an update is no longer than the whole; and what underflows
 
 
 def _joined(parts: Sequence[slice]) -> list[slice]:

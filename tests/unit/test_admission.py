@@ -28,6 +28,7 @@ def test_only_finite_rows_pass_and_every_other_has_a_reason(rows: list[list[floa
     got = admit(replies(rows), Admission())
     finite = {k for k, r in enumerate(rows) if np.isfinite(r).all()}
     assert set(got.replies.ids.tolist()) == finite
+    assert torch.equal(got.norms, torch.linalg.vector_norm(got.replies.updates, dim=1))
     assert got.quarantined == dict.fromkeys(set(range(len(rows))) - finite, "not-finite")
 
 

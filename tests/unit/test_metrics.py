@@ -265,7 +265,9 @@ def test_conflicts_are_those_of_float64_also_where_an_update_is_all_but_orthogon
     updates = torch.randn(k, 60, generator=g)
     updates -= (updates @ direction)[:, None] * direction / direction.square().sum()  # what is left is rounding
     layers = {"a": [slice(0, 25)], "b": [slice(25, 60)]}
-    assert conflicts(updates, direction, layers) == conflicts(updates.double(), direction.double(), layers)
+    expected = conflicts(updates.double(), direction.double(), layers)
+    assert conflicts(updates, direction, layers) == expected
+    assert conflicts(updates, direction, layers, torch.linalg.vector_norm(updates, dim=1)) == expected
 
 
 def test_conflicts_survive_what_overflows_float32() -> None:

@@ -52,6 +52,8 @@ class Admitted:
     """The replies that passed, and why the others did not."""
 
     replies: Replies
+    norms: Tensor
+    """[K]: how long their updates are, as far as the updates' own type can tell."""
     quarantined: dict[int, str]
     capped: tuple[int, ...] = ()
     """Clients whose reported size was lowered to the cap."""
@@ -62,26 +64,31 @@ class Admitted:
 def admit(replies: Replies, settings: Admission) -> Admitted:
     """Check the rows of a round; the order of the checks is the order of REASONS."""
     sound, quarantined = replies, {}
-    if settings.norm_cap is not None or not _all_sound(replies):
+    norms = torch.linalg.vector_norm(replies.updates, dim=1)
+    if settings.norm_cap is not None or not _all_sound(replies, norms):
         codes, names = _first_failures(replies, settings), tuple(REASONS)
         told = zip(replies.ids.tolist(), codes.tolist(), strict=True)
         quarantined = {client: names[code] for client, code in told if code != _FINE}
-        sound = _rows(replies, codes == _FINE) if quarantined else replies
+        if quarantined:
+            sound, norms = _rows(replies, codes == _FINE), norms[codes == _FINE]
     kept = _cap_sizes(sound, settings.size_cap)
     capped = () if settings.size_cap is None else tuple(kept.ids[kept.sizes < sound.sizes].tolist())
     kept, out = guarded(replace(kept, refused={}), settings.guard, settings.guard_width)
-    return Admitted(kept, {**replies.refused, **quarantined}, capped, out)
+    return Admitted(kept, norms, {**replies.refused, **quarantined}, capped, out)
 
 
 _FINE = len(REASONS)
 
 
-def _all_sound(replies: Replies) -> bool:
-    """Whether no row fails anything, in one question to the device: the usual case."""
+def _all_sound(replies: Replies, norms: Tensor) -> bool:
+    """Whether no row fails anything, in one question to the device: the usual case.
+
+    What is not finite makes an update's norm so; one that only overflows is looked into, like any that fails.
+    """
     k = len(replies.ids)
     if any(signal.shape[:1] != (k,) for signal in replies.signals.values()):
         return False
-    told = [replies.updates, replies.sizes, *replies.signals.values()]
+    told = [norms, replies.sizes, *replies.signals.values()]
     told += [] if replies.losses is None else [replies.losses]
     return all_finite(told, (replies.sizes >= 0).all())
 
@@ -92,7 +99,7 @@ def all_finite(tensors: Iterable[Tensor], *more: Tensor) -> bool:
     One NaN or infinity spoils a sum, the cheapest look at all of them; a sum that overflows is looked into.
     """
     told = [t for t in tensors if t.is_floating_point()]
-    looks = [*(t.sum(dtype=torch.float64) for t in told), *(torch.where(m, 0.0, torch.nan) for m in more)]
+    looks = [*(t.sum().double() for t in told), *(torch.where(m, 0.0, torch.nan) for m in more)]
     devices = {t.device for t in looks}
     if all(bool(torch.stack([t for t in looks if t.device == d]).isfinite().all()) for d in devices):
         return True

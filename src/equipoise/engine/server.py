@@ -107,7 +107,7 @@ class Server:
         if outcome.downloads is not None:
             exchange.deliver(plan, cohort.ids, outcome.downloads)
         with phase("evaluate"):
-            against = conflicts(cohort.updates, outcome.direction, self.layout.layers())
+            against = conflicts(kept.updates, outcome.direction, self.layout.layers(), admitted.norms)
         if outcome.exclude:
             info["excluded"] = list(outcome.exclude)
         return record(stop=outcome.stop, conflicts=against, info={**info, **outcome.info})
