@@ -65,13 +65,13 @@ def client_round(
     """Report, begin, every local step, end: for all rows of `work`, which are clients; `update` [K, d] is filled."""
     batches = work.batches.to(work.received.device)
     view = View(world, work.ids, rule, batches, work.received, work.message, work.lr, work.round, work.stream, alone)
+    losses = view.risk(work.received) if work.losses else None  # first: it asks a GPU, which later is busy, for sizes
     signals = rule.report(state, view)
     start, extra = rule.begin(work.received, state, view)
     direct = update if not work.ends and type(rule).end is ClientRule.end else None
     with steps_in(world.precision):
         played = None if world.replay is None else world.replay.steps(rule, view, start, {**state, **extra}, direct)
         w, now = played or _step_by_step(rule, view, start, {**state, **extra})
-    losses = view.risk(work.received) if work.losses else None  # a GPU that is still training leaves time to ask
     if w is None:  # the steps have written the update
         return Done(update, None, _finite_or(_lasting(now, state), state), losses, signals)
     end, now = rule.end(w, now, view)
