@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,6 +52,16 @@ class Layout:
             name = (s.name.rpartition(".")[0] or s.name) if by == "module" else s.name
             groups.setdefault(name, []).append(slice(s.start, s.stop))
         return groups
+
+
+def joined(parts: Sequence[slice]) -> list[slice]:
+    """The same numbers in as few slices as possible: a weight and its bias lie side by side."""
+    out: list[slice] = []
+    for part in sorted(parts, key=lambda p: p.start):
+        if out and out[-1].stop == part.start:
+            part = slice(out.pop().start, part.stop)
+        out.append(part)
+    return out
 
 
 def finite_rows(t: Tensor, lead: int = 1) -> Tensor:

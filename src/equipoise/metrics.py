@@ -17,6 +17,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from equipoise.layout import joined
+
 Floats = NDArray[np.float64]
 Array = NDArray[Any]
 
@@ -271,21 +273,11 @@ def _rough(
     return dots, off * norms + 1e-30  # a piece of an update is no longer than the whole; and what underflows
 
 
-def _joined(parts: Sequence[slice]) -> list[slice]:
-    """The same columns in as few slices as possible."""
-    out: list[slice] = []
-    for part in sorted(parts, key=lambda p: p.start):
-        if out and out[-1].stop == part.start:
-            part = slice(out.pop().start, part.stop)
-        out.append(part)
-    return out
-
-
 def _pieces(parts: Sequence[slice], columns: int) -> list[slice]:
     """The same columns in slices that are no longer than that."""
     return [
         slice(start, min(start + columns, part.stop))
-        for part in _joined(parts)
+        for part in joined(parts)
         for start in range(part.start, part.stop, columns)
     ]
 

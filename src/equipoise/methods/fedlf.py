@@ -51,6 +51,7 @@ from equipoise.core import (
     State,
     WeightedMean,
 )
+from equipoise.layout import joined
 from equipoise.methods._rows import ZERO, Table, whole
 from equipoise.methods.fedsgd import FedSGD
 from equipoise.solvers import min_norm
@@ -136,7 +137,7 @@ class FedLF(ServerRule):
         if self.layer == "model" or cohort.layout.size == 0:
             return {"model": [slice(0, d)]}
         if self.layer != "fragments":
-            return {name: _joint(parts) for name, parts in cohort.layout.layers(self.layer).items()}
+            return {name: joined(parts) for name, parts in cohort.layout.layers(self.layer).items()}
         n = min(d, self.fragments or len(cohort.layout.layers()))
         return {f"fragment{i + 1}": [slice(i * d // n, (i + 1) * d // n)] for i in range(n)}
 
@@ -228,17 +229,6 @@ def _gram(table: Table, layers: Sequence[Sequence[slice]], known: Tensor) -> tup
     new = table.products(layers)
     told = torch.cat([new.flatten(), _norm(table.updates.mean(0))[None]]).cpu()
     return whole(told[:-1].view(new.shape), known), float(told[-1])
-
-
-def _joint(parts: Sequence[slice]) -> list[slice]:
-    """The same numbers in as few slices as possible: a weight and its bias lie side by side."""
-    out: list[slice] = []
-    for part in parts:
-        if out and out[-1].stop == part.start:
-            out[-1] = slice(out[-1].start, part.stop)
-        else:
-            out.append(part)
-    return out
 
 
 def _among(gram: Tensor, at: Tensor) -> Tensor:
