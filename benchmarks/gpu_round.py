@@ -1,6 +1,6 @@
 """Whole FedAvg rounds on a GPU: milliseconds per cohort step, what a round adds to it, and one client after the other.
 
-    python benchmarks/gpu_round.py [--device cuda] [--rounds 20]
+    python benchmarks/gpu_round.py [--device cuda] [--rounds 20] [--methods]
 
 Random images of Fashion-MNIST's size, 600 samples per client, one local epoch. For every model and cohort, in one run:
 
@@ -9,6 +9,9 @@ Random images of Fashion-MNIST's size, 600 samples per client, one local epoch. 
 - *training*: the time of local training alone, by CUDA events around it, divided by the same steps
 - *whole / training*: what everything else costs
 - *one by one*: the same rounds with one client after the other, nothing recorded; the ratio to *step*
+
+With --methods: rounds of FedLF, Ditto, FedTilt and RFFL (MLP, 10 of 100 clients, batch 50) against the time of their
+own local training, which is that of their gradients and of the losses that they report.
 
 The models of both ways are compared before any time is printed, in float64: in float32 one unit of a ReLU that rounding
 moves across zero makes two runs on random images part company.
@@ -24,6 +27,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from equipoise import registry
 from equipoise.core import Method
 from equipoise.data.federation import Dataset, Federation, Split
 from equipoise.engine.clients import Executor
@@ -33,6 +37,7 @@ from equipoise.models import build
 from equipoise.streams import Stream
 
 N, CLIENTS = 600, 100
+METHODS: dict[str, dict[str, float]] = {"fedavg": {}, "fedlf": {}, "ditto": {"lam": 1.0}, "fedtilt": {}, "rffl": {}}
 CASES = [("mlp", 10, 10), ("mlp", 100, 50), ("cnn", 10, 10), ("cnn", 100, 50)]
 
 
@@ -56,11 +61,19 @@ def model(name: str) -> nn.Module:
 
 
 def simulation(
-    fed: Federation, name: str, cohort: int, batch: int, device: str, executor: str, replay: str, dtype: str = "float32"
+    fed: Federation,
+    name: str,
+    cohort: int,
+    batch: int,
+    device: str,
+    executor: str,
+    replay: str,
+    dtype: str = "float32",
+    method: Method | None = None,
 ) -> Simulation:
     scenario = Scenario(fed, model(name), Train(rounds=1000, batch=batch, lr=0.05), Participation(per_round=cohort))
     run = Run(device=device, executor=executor, replay=replay, dtype=dtype)  # type: ignore[arg-type]
-    return Simulation(scenario, Method(), run)
+    return Simulation(scenario, method or Method(), run)
 
 
 def wait(device: str) -> None:
@@ -150,13 +163,33 @@ def case(fed: Federation, name: str, cohort: int, batch: int, device: str, round
         print("   not as recorded:", reasons)
 
 
+def rounds_of(fed: Federation, name: str, options: dict[str, float], device: str, rounds: int) -> None:
+    """Whole rounds of a method against its own training."""
+    made = registry.get("methods", name).make(**options)
+    sim = simulation(fed, "mlp", 10, 50, device, "vmap", "on", method=made)
+    for _ in range(12):  # until FedLF remembers as many clients as it ever will
+        sim.step()
+    each = [timed(sim.step, device) for _ in range(rounds)]
+    with Clock(device) as clock:
+        for _ in range(rounds):
+            sim.step()
+        training = 1000 * clock.seconds() / rounds
+    whole = 1000 * statistics.median(each)
+    print(f"{name}: round {whole:.2f} ms, its training {training:.2f} = {whole / training:.2f} x", flush=True)
+
+
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--device", default="cuda")
     options.add_argument("--rounds", type=int, default=20)
     options.add_argument("--cases", type=int, default=len(CASES))
+    options.add_argument("--methods", action="store_true")
     given = options.parse_args()
     fed = federation()
+    for name, chosen in METHODS.items() if given.methods else ():
+        rounds_of(fed, name, chosen, given.device, given.rounds)
+    if given.methods:
+        return
     for name, cohort, batch in CASES[: given.cases]:
         case(fed, name, cohort, batch, given.device, given.rounds)
 

@@ -27,7 +27,7 @@ from equipoise.engine.net import Net
 from equipoise.engine.participation import Participants
 from equipoise.engine.precision import check as check_precision
 from equipoise.engine.settings import Participation, Run, Train
-from equipoise.engine.simulator import Simulator
+from equipoise.engine.simulator import How, Simulator
 from equipoise.engine.view import answers
 from equipoise.errors import EquipoiseError
 from equipoise.losses import correct
@@ -63,8 +63,8 @@ def workplace(federation: Federation, method: Method, model: nn.Module, train: T
     dtype = torch.float64 if run.dtype == "float64" else torch.float32
     net = Net(model, federation.data.classes, train.loss, device, dtype)
     participants = Participants(Participation(), federation.sizes, stream)
-    how = (device, False, 1, False, run.precision)
-    return Simulator(method, net, federation, train, participants, None, stream, *how)
+    how = How(device, vectorised=False, precision=run.precision)
+    return Simulator(method, net, federation, train, participants, None, stream, how)
 
 
 @dataclass(frozen=True)

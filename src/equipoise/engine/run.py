@@ -19,7 +19,7 @@ from equipoise.engine.participation import Participants
 from equipoise.engine.precision import check as check_precision
 from equipoise.engine.server import RoundRecord, Server
 from equipoise.engine.settings import Admission, Participation, Run, Train
-from equipoise.engine.simulator import Simulator
+from equipoise.engine.simulator import How, Simulator
 from equipoise.errors import EquipoiseError
 from equipoise.metrics import Evaluation
 from equipoise.modules import check_forward
@@ -53,21 +53,9 @@ class Simulation:
         self.vectorised, self.executor_reason = choose_executor(run.executor, net, fed, device, dtype)
         added = scenario.attack.added_to(fed.n_clients) if scenario.attack else 0
         participants = Participants(scenario.participation, fed.sizes, stream, added)
-        self.simulator = Simulator(
-            method,
-            net,
-            fed,
-            scenario.train,
-            participants,
-            scenario.attack,
-            stream,
-            device,
-            self.vectorised,
-            run.workers,
-            run.replay == "on" or (run.replay == "auto" and local_steps(scenario.train, fed.sizes) >= _WORTH),
-            run.precision,
-            run.personal,
-        )
+        replay = run.replay == "on" or (run.replay == "auto" and local_steps(scenario.train, fed.sizes) >= _WORTH)
+        how = How(device, self.vectorised, run.workers, replay, run.precision, run.personal)
+        self.simulator = Simulator(method, net, fed, scenario.train, participants, scenario.attack, stream, how)
         self.server = Server(
             method, net.initial(), net.layout, participants, scenario.train, scenario.admission, stream
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,18 @@ _TOGETHER = 256  # clients that finish together: bounds memory
 _FEW = 1 << 14  # samples in a round, whose batches are planned sooner than a GPU can be told to
 
 
+@dataclass(frozen=True)
+class How:
+    """How rounds are carried out; changes no result beyond rounding."""
+
+    device: torch.device
+    vectorised: bool
+    workers: int = 1
+    replay: bool = False
+    precision: str = "full"
+    personal: Wish = "device"
+
+
 class Simulator:
     """Carries rounds out in this process; implements `Exchange`."""
 
@@ -42,31 +54,26 @@ class Simulator:
         participants: Participants,
         attack: Attack | None,
         stream: Stream,
-        device: torch.device,
-        vectorised: bool,
-        workers: int,
-        replay: bool = False,
-        precision: str = "full",
-        personal: Wish = "device",
+        how: How,
     ) -> None:
         self.rule, self.participants, self.attack, self.stream = method.client, participants, attack, stream
         self.lr, self.schedule = train.lr, Schedule(train.epochs, train.steps, train.batch or None)
         own = federation.splits["train"].start
         federation, self.malicious = infiltrated(federation, attack, stream.child("attack"))
         self.claimed = claimed_sizes(federation, self.malicious)
-        self.federation, self.host = federation.to(device), federation.splits["train"]
+        self.federation, self.host = federation.to(how.device), federation.splits["train"]
         # Samples that an attack changed or added lie behind the others, see `adversary`.
         self.untouched = torch.zeros_like(self.malicious)
         self.untouched[: len(own)] = self.host.start[: len(own)] == own
-        self.net, self.vectorised, self.workers, self.precision = net, vectorised, workers, precision
-        self.store, self.w0 = ClientStore(federation.n_clients, device, personal), net.initial()
-        sizes = frozenset(c.stop - c.start for c in cuts(participants.most, net.layout.size, vectorised))
-        capture = device.type == "cuda" and workers == 1
+        self.net, self.vectorised, self.workers, self.precision = net, how.vectorised, how.workers, how.precision
+        self.store, self.w0 = ClientStore(federation.n_clients, how.device, how.personal), net.initial()
+        on_gpu = how.device.type == "cuda"
+        sizes = frozenset(c.stop - c.start for c in cuts(participants.most, net.layout.size, how.vectorised))
         widest = train.batch or int(self.host.size.max()) if len(self.host.size) else 0
-        self.replay = Replay(sizes, widest, capture) if replay else None
+        self.replay = Replay(sizes, widest, capture=on_gpu and how.workers == 1) if how.replay else None
         self._last: tuple[Tensor, Done] | None = None
         self._stateful = bool(self.rule.init(self.w0[None]))
-        self._side = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._side = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
         self._foreseen: tuple[int, Tensor, Batches | None] = (-1, torch.empty(0, dtype=torch.int64), None)
         self.memory: State = {}
         """What the attack remembers."""
