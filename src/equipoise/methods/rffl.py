@@ -148,13 +148,13 @@ class RFFL(ServerRule):
         quota = self._quota(reputation)[here]
         allotted = largest(u, quota, cohort.layout, self.largest)
         if self.subtract_own:
-            allotted = allotted - weight[:, None] * rows
-        allotted = torch.where(gone[here][:, None], torch.zeros_like(allotted), allotted)
+            allotted.addcmul_(weight[:, None], rows, value=-1)
+        allotted.masked_fill_(gone[here][:, None], 0.0)
         dtype = cohort.updates.dtype
         return Outcome(
             direction=u.to(dtype),
             state={"ids": ids[~gone], "reputation": reputation[~gone]},
-            downloads=-allotted.to(dtype),
+            downloads=allotted.neg_().to(dtype),
             exclude=tuple(ids[gone].tolist()),
             info={
                 **{"reputation": reputation[here], "quota": quota, "weights": weight},
