@@ -397,15 +397,21 @@ _IN_PYTHON = "# made from Python"
 def recorded(experiment: Experiment, out: Path | None = None) -> bytes:
     """What tells this run from others.
 
-    The config that is in the folder stands if it says the same: it may be older than a setting, whose default it means.
+    The config that is in the folder stands if it says the same: it may be older than a setting, whose default it means,
+    or have another of those on which no result depends.
     """
     if not experiment.config:
         return _described(experiment).encode()
     with suppress(EquipoiseError):  # no run there, or not one that can be read: whoever opens the folder says so
         held = RunFolder.open(out).config if out else b""
-        if configs.dump(configs.load(held.decode(errors="replace"))) == experiment.config:
+        if _essence(held.decode(errors="replace")) == _essence(experiment.config):
             return held
     return experiment.config.encode()
+
+
+def _essence(config: str) -> str:
+    """A config without what changes no result."""
+    return configs.dump(configs.load(config, ['run.personal="auto"', "run.workers=1"]))
 
 
 def _described(experiment: Experiment) -> str:

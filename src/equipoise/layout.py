@@ -69,4 +69,6 @@ def finite_rows(t: Tensor, lead: int = 1) -> Tensor:
 
     One NaN or infinity spoils a row's sum, and float32 numbers do not overflow in float64: one look, nothing written.
     """
-    return torch.isfinite(t.flatten(lead).sum(-1, dtype=torch.float64)) if t.dim() > lead else torch.isfinite(t)
+    if t.dim() == lead or t.dtype is torch.float64 or t.is_complex():
+        return torch.isfinite(t).flatten(lead).all(-1) if t.dim() > lead else torch.isfinite(t)
+    return torch.isfinite(t.flatten(lead).sum(-1, dtype=torch.float64))

@@ -217,3 +217,17 @@ def test_a_folder_from_before_there_was_a_setting_means_its_default(
         experiment.execute(other, path)
     for go_on in (lambda: experiment.execute(job, path), lambda: experiment.resume(path)):
         assert content(go_on().path) == {**whole, "config.toml": old}
+
+
+def test_a_run_goes_on_with_other_settings_that_change_no_result(
+    job: experiment.Experiment, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    def stop(progress: experiment.Progress) -> None:
+        if progress.round == 4:
+            raise RuntimeError
+
+    path = tmp_path / "run"
+    with pytest.raises(RuntimeError):
+        experiment.execute(job, path, stop)
+    other = experiment.build(config.load(TEXT.format(rounds=9), ["run.personal=disk"]))
+    assert content(experiment.execute(other, path).path) == whole

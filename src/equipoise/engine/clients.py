@@ -206,8 +206,7 @@ def _stacked(states: list[State]) -> State:
 
 @contextmanager
 def steady() -> Iterator[None]:
-    """One thread per operation on a CPU; on a GPU full float32 precision and kernels that repeat themselves; gradients
-    only where they are asked for (`View.grad`), as keeping track of what made a number costs a microsecond each time.
+    """One thread per operation on a CPU; on a GPU full float32 precision and kernels that repeat themselves.
 
     A client's operations are small: threads that wait for each other cost more than they bring (many times more on a
     busy machine), and results must not depend on how many cores there are.
@@ -216,7 +215,7 @@ def steady() -> Iterator[None]:
     torch.set_num_threads(1)
     try:
         torch.backends.cuda.matmul.allow_tf32 = False
-        with torch.no_grad(), torch.backends.cudnn.flags(True, benchmark=False, deterministic=True, allow_tf32=False):
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
             yield
     finally:
         torch.set_num_threads(before)

@@ -1,16 +1,20 @@
 """The last operation of most recorded steps, w - lr * [g_1 | ... | g_n], without the row of gradients in between.
 
 Every g_i goes straight into its place of w; where it is a product A B, as w_i <- w_i - lr A B, in one operation. That
-overwrites w, so it is done only where nothing looks at w afterwards.
+overwrites w, so it is done only where nothing looks at w afterwards. It also puts off reading g_i, or A and B, so it is
+done only where they are still what they were: not other parts of w (the model of x A B has such gradients), nor
+anything that is written to in between.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from equipoise.engine.rewrite import NODE, Graph, Node, aten, is_alias, sweep
+from equipoise.engine.rewrite import NODE, Graph, Node, aten, is_alias, origins, shape_of, sweep, writes
 
 
 def descend_in_place(graph: Graph, device: torch.device) -> None:
@@ -23,15 +27,17 @@ def descend_in_place(graph: Graph, device: torch.device) -> None:
     pieces, lr = _pieces(last.args[1], last), last.args[2]
     if pieces is None or last.kwargs.get("value") != -1 or len(last.users) > 1 or list(result).count(last) > 1:
         return
-    if w in result or _read_later(graph, w, last):
+    if w in result or shape_of(lr) != () or _read_later(graph, w, last) or not _once([cut for cut, _, _ in pieces]):
         return
+    if any(_another_by_then(graph, w, [source], _copy(view), last) for _, view, source in pieces):
+        return
+    products = [_product(graph, w, view, source, last) for _, view, source in pieces]
     with graph.inserting_before(last):
         down = _Down(graph, lr, device)
-        for cut, view, source in pieces:
+        for (cut, view, source), (product, only) in zip(pieces, products, strict=True):
             place = graph.call_function(aten.slice.Tensor, (w, *cut.args[1:]))
             if view is not cut:
                 place = graph.call_function(aten.view.default, (place, view.args[1]))
-            product, only = _product(source)
             if product is None:
                 down.by(place, source)
             else:
@@ -71,15 +77,33 @@ class _Down:
             self.graph.call_function(add, (place, scaled, b), {"alpha": -1})
 
 
-def _product(source: Node) -> tuple[Node | None, bool]:
-    """The product that `source` is and that nobody else reads, and whether it is that of an only row."""
-    if len(source.users) > 1:
+def _product(graph: Graph, w: Node, view: Node, source: Node, point: Node) -> tuple[Node | None, bool]:
+    """The product that `source` is, that nobody else reads and that can wait until `point`; whether of an only row."""
+    of = source.args[0] if source.target is aten.unsqueeze.default and source.args[1] == 0 else source
+    only = of is not source
+    if not isinstance(of, NODE) or of.target is not (aten.mm.default if only else aten.bmm.default):
         return None, False
-    if source.target is aten.bmm.default:
-        return source, False
-    of = source.args[0] if source.target is aten.unsqueeze.default and source.args[1] == 0 else None
-    alone = isinstance(of, NODE) and of.target is aten.mm.default and len(of.users) == 1
-    return (of, True) if alone else (None, False)
+    if len(source.users) > 1 or len(of.users) > 1 or shape_of(source) != shape_of(view):
+        return None, False
+    return (None, False) if _another_by_then(graph, w, of.args, of, point) else (of, only)
+
+
+def _another_by_then(graph: Graph, w: Node, told: Sequence[Node], since: Node, point: Node) -> bool:
+    """Whether what `told` show may change between `since` and `point`, where w is overwritten part by part."""
+    order, shown = {n: i for i, n in enumerate(graph.nodes)}, {of for n in told for of in origins(n)}
+    between = (into for node, into in writes(graph) if order[since] < order[node] < order[point])
+    return w in shown or any(into & shown for into in between)
+
+
+def _once(cuts: Sequence[Node]) -> bool:
+    """Whether no two of these slices have a number in common."""
+    places = sorted({cut: cut.args[1:] for cut in cuts}.values())
+    return all(len(p) == 3 and p[0] == 1 for p in places) and all(a[2] <= b[1] for a, b in pairwise(places))
+
+
+def _copy(view: Node) -> Node:
+    """What is copied into it."""
+    return next(iter(view.users))
 
 
 def _pieces(whole: Any, reader: Node) -> list[tuple[Node, Node, Node]] | None:

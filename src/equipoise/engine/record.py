@@ -12,8 +12,8 @@ A step may overwrite w: whoever plays a recording back hands its w over. Where n
 then also be kept as one tensor for each layer's weights (`Apart`): each begins where a core likes to read, which makes
 products a fifth faster than within long rows, and how they are looked at is worked out once.
 
-A step that decides by numbers (an `if` on a tensor), looks at the round or at a whole split cannot be written down;
-`Unrecordable` says why.
+A step that decides by numbers (an `if` on a tensor, how many are above a bound), makes a constant of an input
+(`torch.tensor([at.lr])`), looks at the round or at a whole split cannot be written down; `Unrecordable` says why.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Recorded:
 
 def record(step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], holds: Sequence[bool]) -> Recorded:
     """`step` of these inputs, written down; `holds` says which of them are the same for many steps."""
-    examples = [t.clone() for t in inputs]
+    unknown = [held and t.is_floating_point() for t, held in zip(inputs, holds, strict=True)]
+    examples = [torch.full_like(t, torch.nan) if u else t.clone() for t, u in zip(inputs, unknown, strict=True)]
     try:
         step(*examples)  # what is only made the first time must not be written down
         with torch.no_grad():
@@ -74,6 +75,7 @@ def record(step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], hold
         raise
     except Exception as error:  # tracing runs the user's code on unusual tensors: anything may come out
         raise Unrecordable(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
+    _refuse_what_depends(module)
     simplify(module.graph, examples[0].device)
     descend_in_place(module.graph, examples[0].device)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -81,6 +83,21 @@ def record(step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], hold
     ahead, late = _ahead(module, [n for n, held in zip(placeholders, holds, strict=True) if held])
     apart = _apart(late, examples[0].shape[1])
     return Recorded(_ready(ahead), _ready(late), used, apart)
+
+
+def _refuse_what_depends(module: Any) -> None:
+    """Shapes that depend on numbers, and constants that were made of inputs: of those that hold, which are NaN here."""
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and bool(torch.isnan(getattr(module, node.target)).any()):
+            raise Unrecordable("the step makes a constant of an input")
+        told = getattr(node.target, "tags", ()) if node.op == "call_function" else ()
+        by_number = node.target is aten.index.Tensor and not any(_is_mask(n) for n in node.args[1])
+        if torch.Tag.dynamic_output_shape in told and not by_number:
+            raise Unrecordable(f"the shape of what {node.target} gives depends on numbers")
+
+
+def _is_mask(node: Any) -> bool:
+    return node is not None and node.meta["tensor_meta"].dtype in (torch.bool, torch.uint8)
 
 
 def _ready(module: Any) -> Callable[..., Sequence[Any]]:

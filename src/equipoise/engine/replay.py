@@ -104,7 +104,7 @@ class Captured:
         before = {n: self.fixed[n].clone() for n in lasting} if hold else {}
         w, state = self.play({**self.fixed, **now})
         active = self.active.index_select(0, self.at)[0]
-        for name, new in {"w": w, **state}.items():
+        for name, new in self._aside({"w": w, **state}).items():
             place = self.fixed[name]
             if hold:
                 keep = active.view(-1, *[1] * (new.dim() - 1))
@@ -112,6 +112,14 @@ class Captured:
             elif new is not place:
                 place.copy_(new)
         self.at.add_(1)
+
+    def _aside(self, found: Inputs) -> Inputs:
+        """What is still in the place of another, which is about to be overwritten (say, the w before), copied."""
+        ours = {t.untyped_storage().data_ptr() for t in self.fixed.values()}
+        return {
+            n: t.clone() if t is not self.fixed[n] and t.untyped_storage().data_ptr() in ours else t
+            for n, t in found.items()
+        }
 
     def _capture(self, hold: bool) -> torch.cuda.CUDAGraph:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -58,23 +58,42 @@ def schema_of(node: Any) -> Any:
 
 def is_alias(node: Any) -> bool:
     """Whether what comes out may be the same numbers in memory as what went in."""
+    if isinstance(node, NODE) and node.target is operator.getitem:  # one of several views
+        return is_alias(node.args[0])
     schema = schema_of(node)
     return schema is not None and any(r.alias_info is not None for r in schema.returns)
 
 
-def written(graph: Graph) -> set[Node]:
-    """What operations write to, and all that may lie in the same place."""
+def origins(node: Node) -> set[Node]:
+    """The tensors whose numbers in memory a node may show: itself, unless it is another look at others."""
     found: set[Node] = set()
+    todo = [node]
+    while todo:
+        at = todo.pop()
+        if is_alias(at):
+            todo += at.all_input_nodes
+        else:
+            found.add(at)
+    return found
+
+
+def writes(graph: Graph) -> list[tuple[Node, set[Node]]]:
+    """The operations that write, each with the tensors whose numbers it may change."""
+    found = []
     for node in graph.nodes:
         schema = schema_of(node)
         if schema is not None and schema.is_mutable:
             given = {**dict(zip((a.name for a in schema.arguments), node.args, strict=False)), **node.kwargs}
-            todo = [node, *(given[a.name] for a in schema.arguments if a.is_write and a.name in given)]
-            while todo:
-                at = todo.pop()
-                todo += [n for n in at.all_input_nodes if n not in found] if is_alias(at) and at is not node else []
-                found.add(at)
+            into = [given[a.name] for a in schema.arguments if a.is_write and a.name in given]
+            each = [n for told in into for n in (told if isinstance(told, list | tuple) else [told])]
+            found.append((node, {of for n in each for of in origins(n)}))
     return found
+
+
+def written(graph: Graph) -> set[Node]:
+    """What operations write to, and all that may lie in the same place."""
+    changing = {of for _, into in writes(graph) for of in into}
+    return {n for n in graph.nodes if origins(n) & changing}
 
 
 def _calls(graph: Graph, *targets: Any) -> list[Node]:
@@ -87,7 +106,8 @@ def _known(node: Any) -> Any:
     return known if isinstance(known, TensorMetadata) else None
 
 
-def _shape(node: Any) -> tuple[int, ...] | None:
+def shape_of(node: Any) -> tuple[int, ...] | None:
+    """The shape of what a node gives, if it is a tensor."""
     known = _known(node)
     return None if known is None else tuple(known.shape)
 
@@ -111,7 +131,7 @@ def _replace(graph: Graph, node: Node, target: Any, args: tuple[Any, ...], **kwa
 def _drop_what_changes_nothing(graph: Graph) -> None:
     for node in _calls(graph, *_SAME, *_VIEWS, aten.mul.Scalar):
         of = node.args[0]
-        same = node.target in _SAME or (node.target in _VIEWS and _shape(node) == _shape(of) is not None)
+        same = node.target in _SAME or (node.target in _VIEWS and shape_of(node) == shape_of(of) is not None)
         if same or (node.target is aten.mul.Scalar and node.args[1] == 1):
             node.replace_all_uses_with(of)
             graph.erase_node(node)
@@ -127,7 +147,7 @@ def _drop_what_changes_nothing(graph: Graph) -> None:
 
 def _dims(node: Node) -> set[int]:
     """Which dimensions a turn exchanges."""
-    rank = len(_shape(node) or ())
+    rank = len(shape_of(node) or ())
     return {int(d) % max(rank, 1) for d in node.args[1:]}
 
 
@@ -151,16 +171,17 @@ def _unlike(graph: Graph, device: torch.device) -> None:
 def _turned(node: Any) -> bool:
     if not (isinstance(node, NODE) and node.target is aten.transpose.int):
         return False
-    return {int(d) % 3 for d in node.args[1:]} == {1, 2} and len(_shape(node) or ()) == 3
+    return {int(d) % 3 for d in node.args[1:]} == {1, 2} and len(shape_of(node) or ()) == 3
 
 
 def _turn_products(graph: Graph) -> None:
-    """transpose(A B) -> B' A'."""
+    """transpose(A B) -> B' A', unless one of them may be another by then."""
+    changing = written(graph)
     for node in _calls(graph, aten.transpose.int):
         product = node.args[0]
         if not (_turned(node) and isinstance(product, NODE) and product.target is aten.bmm.default):
             continue
-        if len(product.users) > 1:
+        if len(product.users) > 1 or changing & set(product.args):
             continue
         with graph.inserting_before(node):
             a, b = (
@@ -190,9 +211,9 @@ def _drop_summed(graph: Graph) -> None:
         total = node.args[0]
         if not (_only_for(total, node) and total.target is aten.sum.dim_IntList and total.args[2:] == (True,)):
             continue
-        shape = _shape(total.args[0]) or ()
-        gone = {d % len(shape) for d in total.args[1]}
-        if _shape(node) == tuple(n for i, n in enumerate(shape) if i not in gone):
+        shape = shape_of(total.args[0]) or ()
+        gone = {d % len(shape) for d in total.args[1] or range(len(shape))}
+        if shape_of(node) == tuple(n for i, n in enumerate(shape) if i not in gone):
             _replace(graph, node, total.target, total.args[:2], **total.kwargs)
 
 
@@ -221,13 +242,16 @@ def _overwrite(graph: Graph) -> None:
 
 
 def _call_by_name(graph: Graph) -> None:
+    changing = written(graph)
     for node in graph.nodes:
         schema = schema_of(node)
         if schema is None or not schema.name.startswith("aten::"):
             continue
         name, first = schema.name.removeprefix("aten::"), schema.arguments[:1]
         of_first = bool(node.args) and isinstance(node.args[0], NODE) and first[0].name == "self"
-        if node.target is aten.index.Tensor and len(node.args[1]) == 1:
+        if node.target is aten.view.default and node not in changing:
+            node.op, node.target = "call_method", "reshape"  # inputs, and what was turned, may lie otherwise by now
+        elif node.target is aten.index.Tensor and len(node.args[1]) == 1:
             node.target, node.args = operator.getitem, (node.args[0], node.args[1][0])
         elif of_first and hasattr(_METHODS, name) and name not in vars(torch.Tensor):  # some are Python's own there
             node.op, node.target = "call_method", name

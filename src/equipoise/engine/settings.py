@@ -109,6 +109,7 @@ class Run:
     """Where clients' lasting state is kept, such as models of their own (`engine.store`); results do not depend on it.
 
     "auto": in the device's memory while that has room, then in the machine's, then in a file in the temporary folder.
+    Not in the repr: that is the record of runs made from Python, and those that changed nothing else are the same run.
     """
     checkpoint_every: int = 10
     """Save a point to resume from after this many rounds."""
