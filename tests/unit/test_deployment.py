@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from equipoise import config, experiment
+from equipoise.audit.single import of_run
 from equipoise.cli import deploy
 from equipoise.data.federation import SPLITS, Dataset, Federation, Split
 from equipoise.engine.messages import Parcel
@@ -18,9 +20,9 @@ from equipoise.engine.node import Node, own_part
 from equipoise.engine.post import InMemory, Post, in_bytes
 from equipoise.errors import EquipoiseError
 from equipoise.flower import local, proxy, roster, writing
-from equipoise.flower.reporting import report
 from equipoise.flower.serving import carry_out
 from equipoise.flower.sites import Own
+from equipoise.report import write_report
 from equipoise.results import load_result
 
 CONFIG = """
@@ -163,9 +165,35 @@ def test_a_deployed_run_has_a_report_and_still_is_the_run_it_was(tmp_path: Path)
     run, out = made("fedavg"), tmp_path / "out"
     before = carry_out(run, nodes(run, tmp_path / "state"), out).summary()
     for _ in range(2):  # also when it is there already
-        page = report(config.load(run.config), out, tmp_path / "work")
-    assert page == out / "report.html" and "A run on Flower" in page.read_text()
+        page = write_report(of_run(out, tmp_path / "work"), out / "report.html")
+    assert page == out / "report.html" and "The run out" in page.read_text()
     assert load_result(out).summary() == before
+
+
+def test_there_is_no_report_with_data_that_the_run_never_saw(tmp_path: Path) -> None:
+    run = made("fedavg")
+    own = Own(lambda node: (node["x"], node["y"]), shape=(1, 8, 8), classes=10).experiment(config.load(run.config))
+    done = carry_out(own, nodes(run, tmp_path / "state"), tmp_path / "out")
+    assert done.summary()["dataset"] == "own"
+    with pytest.raises(EquipoiseError, match="the data"):
+        of_run(tmp_path / "out", tmp_path / "work")
+
+
+def test_every_round_is_told(tmp_path: Path) -> None:
+    run, told = made("fedavg"), list[experiment.Progress]()
+    carry_out(run, nodes(run, tmp_path / "state"), tmp_path / "out", told.append)
+    assert [p.round for p in told] == [1, 2, 3]
+
+
+def test_an_app_that_somebody_filled_in_is_never_written_over(tmp_path: Path) -> None:
+    wanted = tmp_path / "run.toml"
+    wanted.write_text(CONFIG.format(method="fedavg", more=""))
+    asked = ["new", str(tmp_path / "app"), "--config", str(wanted)]
+    assert CliRunner().invoke(deploy.app, asked).exit_code == 0
+    filled = tmp_path / "app" / "federation" / "nodes.toml"
+    filled.write_text("claims = true\n")
+    assert CliRunner().invoke(deploy.app, asked).exit_code != 0
+    assert filled.read_text() == "claims = true\n"
 
 
 def test_what_is_run_without_a_config_can_be_built() -> None:

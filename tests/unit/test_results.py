@@ -283,6 +283,21 @@ def test_part_borders_do_not_change_large_tables(tmp_path: Path) -> None:
     assert pq.read_metadata(tmp_path / "1" / "clients.parquet").num_row_groups == 2
 
 
+COUNTS = """
+import os, sys
+from equipoise.results import load_result
+before = len(os.listdir("/proc/self/task"))
+load_result(sys.argv[1])
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads as Linux lists them")
+def test_reading_a_run_starts_no_thread_that_could_outlive_python(whole: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", COUNTS, str(whole)], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
+
+
 def test_tables_are_sorted_typed_and_complete(whole: Path) -> None:
     result = load_result(whole)
     clients, rounds = result.clients, result.rounds

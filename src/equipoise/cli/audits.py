@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -101,32 +102,42 @@ def audit(
 
 @guarded
 def report(
-    folder: Annotated[Path, typer.Argument(help="The folder of an audit.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="The folder of an audit, or of one run.", show_default=False)],
     form: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.html,
-    out: Annotated[Path | None, typer.Option(help="Where to. Default: into the audit's folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to. Default: into that folder.")] = None,
     times: Annotated[
         bool, typer.Option(help="Without times, the same audit gives the same bytes whenever and wherever it was run.")
     ] = True,
     verbose: Verbose = False,
 ) -> None:
-    """Write the report of an audit again, or its tables and figures in another form.
+    """Write the report of an audit or of a run, or its tables and figures in another form.
 
     \b
     Examples:
       equipoise report runs/audit
       equipoise report runs/audit --format latex --out tables/
       equipoise report runs/audit --no-times
+      equipoise report runs/deployed
     """
-    from equipoise.audit import read
     from equipoise.report import write_figures, write_report, write_tables
 
-    data = read(folder) if times else read(folder).without_times()
+    data = _told_by(folder) if times else _told_by(folder).without_times()
     if form is Format.html:
         say(f"report: {write_report(data, out or folder / 'report.html').resolve()}")
     elif form is Format.svg or form is Format.pdf:
         _tell(write_figures(data, out or folder / "figures", "svg" if form is Format.svg else "pdf"))
     else:
         _tell(write_tables(data, out or folder / "tables", form.value))  # type: ignore[arg-type]
+
+
+def _told_by(folder: Path) -> AuditData:
+    from equipoise.audit import read
+    from equipoise.audit.single import of_run
+
+    if (folder / "audit.toml").exists() or not (folder / "config.toml").exists():
+        return read(folder)
+    with TemporaryDirectory() as work:
+        return of_run(folder, Path(work))
 
 
 @guarded

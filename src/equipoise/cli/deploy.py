@@ -48,8 +48,12 @@ def new(
       equipoise deploy new my-federation --config run.toml
     """
     from equipoise import config as configs
+    from equipoise.errors import require
     from equipoise.flower import writing as flower
 
+    # Who is who and where data comes from was filled in by hand: never write over it.
+    free = not (folder / "pyproject.toml").exists()
+    require(free, "the app's folder", str(folder), "there is an app already: edit its files, or choose another folder")
     put(str(flower.new(folder, configs.load(config), out, timeout)))
 
 
@@ -73,10 +77,12 @@ def local(
       equipoise deploy local --tls --config run.toml --out runs/deployed
     """
     from equipoise import config as configs
+    from equipoise.audit.single import of_run
     from equipoise.flower import local as flower
-    from equipoise.flower.reporting import report
+    from equipoise.report import write_report
 
     chosen = configs.load(config or _SAMPLE, [] if clients is None else [f"data.clients={clients}"])
     result = flower.run(chosen, out, tls=tls, timeout=timeout, say=say)
     put(f"accuracy {result.summary().get('accuracy_mean', float('nan')):.3f} in {out}")
-    say(f"report: {report(chosen, out, out.with_name(out.name + '.flower') / 'report').resolve()}")
+    data = of_run(out, out.with_name(out.name + ".flower") / "report")
+    say(f"report: {write_report(data, out / 'report.html').resolve()}")

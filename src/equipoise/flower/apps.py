@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -15,6 +16,9 @@ from equipoise.engine.messages import Parcel
 from equipoise.errors import EquipoiseError
 from equipoise.flower.records import from_records, to_records
 from equipoise.flower.sites import Own
+
+if TYPE_CHECKING:
+    from equipoise.experiment import Progress
 
 _HINT = """start the node with --node-config 'partition-id=3 folder="/where/it/keeps/its/state"'"""
 
@@ -39,10 +43,21 @@ def serve(config: Path, own: Own | None, grid: Grid, out: Path, timeout: float) 
     from equipoise.flower.serving import carry_out
 
     chosen = configs.load(config)
-    experiment = build(chosen, None if own is None else own.seen_by_server(chosen))
+    experiment = build(chosen) if own is None else own.experiment(chosen)
     n_clients = experiment.scenario.federation.n_clients
     known = roster.read(config.with_name("nodes.toml"), n_clients)
-    carry_out(experiment, FlowerPost(grid, known, n_clients, timeout), out)
+    carry_out(experiment, FlowerPost(grid, known, n_clients, timeout), out, _tell)
+    _say(f"finished: {out}")
+
+
+def _tell(where: Progress) -> None:
+    _say(f"round {where.round} of {where.rounds}, {where.seconds:.0f} s {where.note}".rstrip())
+
+
+def _say(line: str) -> None:
+    """Flower shows what a ServerApp writes here to whoever started the run with --stream."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
 
 
 def client_app(config: Path, own: Own | None = None) -> ClientApp:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from equipoise.engine.deployment import Deployment
 from equipoise.engine.messages import REFUSALS
 from equipoise.engine.post import Post
 from equipoise.engine.server import RoundRecord
-from equipoise.experiment import Course, Experiment, environment, recorded
+from equipoise.experiment import Course, Experiment, Progress, environment, recorded
 from equipoise.results import Result, RunFolder, load_result
 
 
-def carry_out(experiment: Experiment, post: Post, out: Path) -> Result:
+def carry_out(
+    experiment: Experiment, post: Post, out: Path, progress: Callable[[Progress], None] | None = None
+) -> Result:
     """Run it to the end, from the last finished round in `out` if there is one; a finished run is only read."""
     often = replace(experiment, run=replace(experiment.run, checkpoint_every=1))  # a crash costs a round, not ten
     deployment: Any = Deployment(experiment.scenario, experiment.method, experiment.run, post)
@@ -24,7 +27,7 @@ def carry_out(experiment: Experiment, post: Post, out: Path) -> Result:
         if folder.finished:
             return load_result(out)
         with tracking.Tracked(None, "", {}) as tracked:
-            return FarCourse(often, deployment, folder, None, tracked).finish()
+            return FarCourse(often, deployment, folder, progress, tracked).finish()
 
 
 class FarCourse(Course):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from equipoise.data.federation import SPLITS, Dataset, Federation, Split
 from equipoise.data.own import from_arrays
 from equipoise.engine.node import placed
 from equipoise.errors import EquipoiseError, require
+from equipoise.experiment import Experiment, build
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,12 @@ class Own:
     """0: y are numbers to be predicted."""
     tokens: bool = False
     """Whether x are word numbers."""
+
+    def experiment(self, config: configs.Config) -> Experiment:
+        """The server's; its results do not go by the name of the config's dataset, which nobody loads."""
+        federation = self.seen_by_server(config)
+        made = build(config, federation)
+        return replace(made, labels={**(made.labels or {}), "dataset": federation.data.name})
 
     def seen_by_server(self, config: configs.Config) -> Federation:
         """One sample of zeros for everyone: the server knows how many clients there are, and not what they hold."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 from collections.abc import Mapping
@@ -289,11 +288,16 @@ def load_result(path: Path | str) -> Result:
     raise error
 
 
+def _decoded(data: bytes) -> pa.Table:
+    """Without pyarrow's threads: one that lets go of the bytes while Python is exiting aborts the process."""
+    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+
+
 def _read_finished(run: RunFolder) -> Result:
     _, sums = _checksums(run.path)
     there = [name for name in _RESULTS if name in sums or name != _OWN or (run.path / name).exists()]
     data = {name: _checked(run.path / name, sums.get(name, "")) for name in there}
-    rounds, clients = (table_of(pq.read_table(io.BytesIO(data[name]))) for name in _RESULTS[:2])
+    rounds, clients = (table_of(_decoded(data[name])) for name in _RESULTS[:2])
     tensors, metadata = files.decode_tensors(data["model.safetensors"], run.path / "model.safetensors")
     model = torch.cat([tensors[name].reshape(-1) for name in metadata["order"]])
     personal = None
