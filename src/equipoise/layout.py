@@ -64,6 +64,15 @@ def joined(parts: Sequence[slice]) -> list[slice]:
     return out
 
 
+def pieces(parts: Sequence[slice], columns: int) -> list[slice]:
+    """The same numbers in slices that are no longer than that."""
+    return [
+        slice(start, min(start + columns, part.stop))
+        for part in joined(parts)
+        for start in range(part.start, part.stop, columns)
+    ]
+
+
 def finite_rows(t: Tensor, lead: int = 1) -> Tensor:
     """Which rows of t, counted by its first `lead` dimensions, are finite throughout.
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from equipoise.layout import joined
+from equipoise.layout import pieces
 
 Floats = NDArray[np.float64]
 Array = NDArray[Any]
@@ -265,28 +265,18 @@ def _rough(
 ) -> tuple[Tensor, Tensor]:
     """[groups, K]: the inner products in float32, and how far off they may be."""
     dots, off = torch.zeros((2, len(groups), len(updates)), dtype=torch.float64)
-    pieces = [(g, piece) for g, parts in enumerate(groups) for piece in _pieces(parts, _COLUMNS)]
-    for g, piece in pieces:
+    for g, piece in ((g, piece) for g, parts in enumerate(groups) for piece in pieces(parts, _COLUMNS)):
         v = direction[piece]
         dots[g] += updates[:, piece] @ v
         off[g] += torch.linalg.vector_norm(v) * (len(v) * 2.0**-23)  # twice the bound for so many products
     return dots, off * norms + 1e-30  # a piece of an update is no longer than the whole; and what underflows
 
 
-def _pieces(parts: Sequence[slice], columns: int) -> list[slice]:
-    """The same columns in slices that are no longer than that."""
-    return [
-        slice(start, min(start + columns, part.stop))
-        for part in joined(parts)
-        for start in range(part.start, part.stop, columns)
-    ]
-
-
 def _dots(updates: Tensor, direction: Tensor, parts: Sequence[slice]) -> Tensor:
     """[K]: the inner products over some slices, in float64, a few columns at a time."""
     room = _ROOM if updates.is_cuda else _CHUNK
-    pieces = _pieces(parts, max(1, room // max(1, updates.shape[0])))
-    dots = [updates[:, piece].double() @ direction[piece].double() for piece in pieces]
+    each = pieces(parts, max(1, room // max(1, updates.shape[0])))
+    dots = [updates[:, piece].double() @ direction[piece].double() for piece in each]
     return torch.stack(dots).sum(0) if dots else updates.new_zeros(len(updates), dtype=torch.float64)
 
 

@@ -96,9 +96,7 @@ class Server:
             return record(skipped=f"{len(ids)} admitted, quorum {self.admission.quorum}", info=info)
         with phase("server rule"):
             cohort = self.cohort(plan, kept, exchange)
-            outcome, reason = self._judge(cohort)
-            if outcome is not None:
-                self.w, self.state = self.w - outcome.direction, outcome.state
+            outcome, reason = self._take_over(cohort)
         if outcome is None:
             return record(skipped=reason, info=info)
         if outcome.exclude:
@@ -141,18 +139,20 @@ class Server:
             root=exchange.root(plan) if "root" in plan.needs else None,
         )
 
-    def _judge(self, cohort: Cohort) -> tuple[Outcome | None, str]:
-        """The rule's outcome, or None and the reason why it cannot be taken over."""
+    def _take_over(self, cohort: Cohort) -> tuple[Outcome | None, str]:
+        """The rule's outcome, now that of the model and the state; or None, and the reason why it cannot be."""
         try:
             outcome = self.rule(cohort, self.state)
         except EquipoiseError as error:  # say, Krum when too many clients dropped out
             return None, f"the server rule refused: {error.message}"
+        w = self.w - outcome.direction
         said = {
-            "the model would not be finite": [self.w - outcome.direction],
+            "the model would not be finite": [w],
             "the server's state would not be finite": list(outcome.state.values()),
             "a download would not be finite": [] if outcome.downloads is None else [outcome.downloads],
         }
         if all_finite(t for part in said.values() for t in part):
+            self.w, self.state = w, outcome.state
             return outcome, ""
         return None, next(reason for reason, part in said.items() if part and not all_finite(part))
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from equipoise.layout import pieces
+
 ZERO = 1e-6  # what is this short, relative to what it is made of, is zero; down to here float64 keeps signs right
 _CHUNK = 1 << 17  # how many numbers are turned into float64 at a time: as such they fit in a core's own cache
 _ROOM = 1 << 26  # on a GPU, where every piece costs a few launches (512 MiB)
@@ -49,10 +51,10 @@ class Table:
             yield from ((p, self._all[:, p]) for p in parts)
             return
         step = max(1, (_ROOM if self.updates.is_cuda else _CHUNK) // self.n)
-        pieces = [slice(a, min(a + step, p.stop)) for p in parts for a in range(p.start, p.stop, step)]
-        widest = max((p.stop - p.start for p in pieces), default=0)
+        each = pieces(parts, step)
+        widest = max((p.stop - p.start for p in each), default=0)
         buffer = self.updates.new_empty((self.n, widest), dtype=torch.float64)
-        yield from ((p, self._wide(p, buffer)) for p in pieces)
+        yield from ((p, self._wide(p, buffer)) for p in each)
 
     def _wide(self, part: slice, buffer: Tensor | None = None) -> Tensor:
         k, width = len(self.updates), part.stop - part.start
