@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -127,22 +127,22 @@ class Cohort:
     """The server's own update, where it has data of its own (FLTrust)."""
     probe: Callable[[Tensor], Tensor] | None = None
     """models [T, d] -> the cohort's losses [T, K] in one exchange (line searches); only for rules that need "probe"."""
+    ordered: InitVar[bool] = False  # whether ids are known to be ascending: a GPU need not be asked
 
-    def __post_init__(self) -> None:
-        if bool((self.ids[1:] > self.ids[:-1]).all()):
+    def __post_init__(self, ordered: bool) -> None:
+        if ordered or bool((self.ids[1:] > self.ids[:-1]).all()):
             return
         order = torch.argsort(self.ids, stable=True)
-        sort = {"ids": self.ids[order], "updates": self.updates[order], "sizes": self.sizes[order]}
-        losses = None if self.losses is None else self.losses[order]
-        signals = {k: v[order] for k, v in self.signals.items()}
-        for name, value in {**sort, "losses": losses, "signals": signals}.items():
+        rows = {n: t[order] for n in ("ids", "updates", "sizes", "losses") if (t := getattr(self, n)) is not None}
+        signals = {n: t[order] for n, t in self.signals.items()}
+        for name, value in {**rows, "signals": signals}.items():
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
         return self.ids.shape[0]
 
     def with_updates(self, updates: Tensor) -> Cohort:
-        return replace(self, updates=updates)
+        return replace(self, updates=updates, ordered=True)
 
 
 @dataclass(frozen=True)

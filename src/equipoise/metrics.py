@@ -229,12 +229,19 @@ def conflicts(
     counts g_k . d > 0 for the step w + d, which is the same, since its d is minus our direction. `norms` [K] of the
     updates, if known, save a look at all of them.
     """
+    against = opposed(updates, direction, layers, norms)
+    return dict(zip(conflict_names(layers), against.tolist(), strict=True))
+
+
+def opposed(
+    updates: Tensor, direction: Tensor, layers: Mapping[str, Sequence[slice]], norms: Tensor | None = None
+) -> Tensor:
+    """The numbers of `conflicts` in their order; a GPU may still be at work on them."""
     d, groups = direction.shape[0], list(layers.values())
     complete = sum(part.stop - part.start for parts in groups for part in parts) == d > 0
     dots = _products(updates, direction, groups if complete else [*groups, [slice(0, d)]], norms)
     whole = dots.sum(0) if complete else dots[-1]
-    against = (torch.cat([whole[None], dots[: len(groups)]]) < 0).sum(1).tolist()
-    return dict(zip(conflict_names(layers), against, strict=True))
+    return (torch.cat([whole[None], dots[: len(groups)]]) < 0).sum(1)
 
 
 def conflict_names(layers: Iterable[str]) -> list[str]:

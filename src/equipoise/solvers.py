@@ -1,7 +1,9 @@
 """Small convex problems that server rules share: the projection onto the simplex, and the shortest vector of a hull.
 
 Both take a whole batch at once, in float64. The hull's is solved in host memory wherever it comes from: some hundred
-operations of microseconds there are as many launches on a GPU, ten times as long.
+operations of a microsecond there are as many launches on a GPU, ten times as long. Most of them are numpy's, which are
+shorter than torch's; but products and large factorisations never are, as numpy's threads are not ours to limit (torch's
+are, see the engine's `steady`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ _PIVOTS, _CHANCES = 20, 3  # exchanges at most, and how many in a row may fail t
 _START = 1e-2  # the ridge of the first guess at which rows are used
 _EXACT = 1e-12  # the error of an answer that needs no second method; nearly all have 1e-16
 _SIGN = 1e-13  # what is this small, relative to sum x, has no sign
+_FEW = 96  # fewer rows than this numpy solves in one thread, in half the time of torch
+_TINY = float(np.finfo(np.float64).tiny)
 
 _STEPS, _FIRST_LOOK, _LOOK_EVERY = 60, 6, 2  # to look at whether all are solved
 _DONE = 1e-18  # mean v_i s_i of a solved problem, relative to (sum v)^2
@@ -45,6 +49,7 @@ def project_simplex(v: Tensor) -> Tensor:
 
 
 @torch.no_grad()  # to keep track of what made a number costs a microsecond each time
+@np.errstate(all="ignore")  # an answer that is not a number loses every comparison, as in torch
 def min_norm(gram: Tensor, mask: Tensor | None = None) -> Tensor:
     """The weights [L, n] of the shortest vector in the convex hull of n rows, for L sets of rows at once.
 
@@ -61,25 +66,26 @@ def min_norm(gram: Tensor, mask: Tensor | None = None) -> Tensor:
     interior point does (Mehrotra, "On the implementation of a primal-dual interior point method", SIAM Journal on
     Optimization 2, 1992): about a dozen steps, each of them a factorisation and many small operations.
     """
-    g = gram.detach().to("cpu", torch.float64)
-    squares = g.diagonal(dim1=-2, dim2=-1)
-    there = torch.ones_like(squares, dtype=torch.bool) if mask is None else mask.to(g.device)
-    zero = there & (squares <= torch.finfo(torch.float64).tiny)
+    g = gram.detach().to("cpu", torch.float64).numpy()
+    squares = g.diagonal(axis1=-2, axis2=-1)
+    there = np.ones_like(squares, dtype=np.bool_) if mask is None else mask.cpu().numpy()
+    zero = there & (squares <= _TINY)
     real = there & ~zero
-    length = torch.where(real, squares, 1.0).sqrt()
+    length = np.sqrt(np.where(real, squares, 1.0))
     pair = real[..., :, None] & real[..., None, :]
-    c = torch.where(pair, g / length[..., :, None] / length[..., None, :], 0.0)
-    b = torch.where(real, torch.where(real, length, torch.inf).amin(-1, keepdim=True) / length, 0.0)
-    v = _pivoted(c, b, real)
-    hard = torch.nonzero(real.any(-1) & ~(_error(c, b, v) <= _EXACT)[..., 0]).flatten()
+    c = np.where(pair, g / length[..., :, None] / length[..., None, :], 0.0)
+    b = np.where(real, np.where(real, length, np.inf).min(-1, keepdims=True) / length, 0.0)
+    cosines, shares, some = (torch.from_numpy(x) for x in (c, b, real))
+    v = _pivoted(cosines, shares, some)
+    hard = torch.from_numpy(np.flatnonzero(real.any(-1) & ~(_error(c, b, v.numpy()) <= _EXACT)[..., 0]))
     if len(hard):
-        some_c, some_b, some = c[hard], b[hard], real[hard]
-        inside = torch.where(some, _interior_point(some_c, some_b, some), 0.0)
-        v = v.index_copy(0, hard, _polished(some_c, some_b, inside))
-    w = b * v
-    w = w / _or_one(_sum(w))
+        inside = torch.where(some[hard], _interior_point(cosines[hard], shares[hard], some[hard]), 0.0)
+        v = v.index_copy(0, hard, _polished(cosines[hard], shares[hard], inside))
+    w = b * v.numpy()
+    total = w.sum(-1, keepdims=True)
+    w /= np.where(total > 0, total, 1.0)
     first = zero & (zero.cumsum(-1) == 1)
-    return torch.where(zero.any(-1, keepdim=True), first.to(torch.float64), w).to(gram.device)
+    return torch.from_numpy(np.where(zero.any(-1, keepdims=True), first, w)).to(gram.device)
 
 
 def _pivoted(c: Tensor, b: Tensor, real: Tensor) -> Tensor:
@@ -101,39 +107,45 @@ def _pivoted(c: Tensor, b: Tensor, real: Tensor) -> Tensor:
 
 
 def _pivoted_set(c: Floats, b: Floats, real: Bools) -> Floats:
-    """One set, with only the rows that are used in the factorisation, which are often a third of them."""
-    used, at = np.zeros_like(real), np.flatnonzero(real)
-    used[at] = _solved(_factor(c, at, _START)[0], b[at]) > 0
+    """One set, with only the rows that are used in the equations, which are often a third of them."""
+    used, at = np.zeros_like(real), real.nonzero()[0]
+    used[at] = _solved(_block(c, at, _START), b[at]) > 0
     fewest, chances = len(b) + 1, _CHANCES
     for _ in range(_PIVOTS):
-        x, at = np.zeros_like(b), np.flatnonzero(used)
-        factor, sound = _factor(c, at, _FLOOR)
-        x[at] = _solved(factor, b[at])
-        y = (torch.from_numpy(c) @ torch.from_numpy(x)).numpy() - b
+        x, at = np.zeros_like(b), used.nonzero()[0]
+        block = _block(c, at, _FLOOR)
+        x[at] = _solved(block, b[at])
+        y = np.einsum("ij,j->i", c, x) - b  # by numpy's own hand, in this thread
         wrong = real & (np.where(used, x, y) < -_SIGN * np.abs(x).sum())
-        count = int(np.count_nonzero(wrong))
+        count = np.count_nonzero(wrong)
         chances = _CHANCES if count < fewest else chances - 1
         fewest = min(fewest, count)
-        if count == 0 or chances < 0 or not sound:
+        if count == 0 or chances < 0:
             break
         used = used ^ wrong
-    x[at] -= _solved(factor, y[at])
-    v = x.clip(min=0.0)
+    x[at] -= _solved(block, y[at])
+    v = np.maximum(x, 0.0)
     total = (b * v).sum()
     return v / total if total > 0 else v
 
 
-def _factor(c: Floats, at: Ints, ridge: float) -> tuple[Tensor, bool]:
-    """Cholesky's factor of the rows and columns `at` of C, and whether it has one."""
+def _block(c: Floats, at: Ints, ridge: float) -> Floats:
+    """The rows and columns `at` of C, with a ridge."""
     block = c.take(at, 0).take(at, 1)
     block.flat[:: len(at) + 1] += ridge
-    factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(block))  # torch: its threads are limited, see `steady`
-    return factor, not failed
+    return block
 
 
-def _solved(factor: Tensor, b: Floats) -> Floats:
-    x: Floats = torch.cholesky_solve(torch.from_numpy(b)[:, None], factor)[:, 0].numpy()
-    return x
+def _solved(block: Floats, b: Floats) -> Floats:
+    """NaN where there is no answer."""
+    try:
+        if len(b) < _FEW:
+            return np.linalg.solve(block, b)
+        factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(block))
+        x: Floats = torch.cholesky_solve(torch.from_numpy(b)[:, None], factor)[:, 0].numpy()
+        return x if not failed else np.full_like(b, np.nan)
+    except np.linalg.LinAlgError:
+        return np.full_like(b, np.nan)
 
 
 def _interior_point(c: Tensor, b: Tensor, real: Tensor) -> Tensor:
@@ -208,14 +220,16 @@ def _polished(c: Tensor, b: Tensor, v: Tensor) -> Tensor:
         lam = (1.0 - _sum(b * (x + z[..., 0]))) / _sum(b * z[..., 1])
         x = x + z[..., 0] + lam * z[..., 1]
     x, v = (y / _or_one(_sum(b * y)) for y in (x.clamp(min=0.0), v))
-    return torch.where(_error(c, b, x) < _error(c, b, v), x, v)
+    error, before = (torch.from_numpy(_error(c.numpy(), b.numpy(), y.numpy())) for y in (x, v))
+    return torch.where(error < before, x, v)
 
 
-def _error(c: Tensor, b: Tensor, v: Tensor) -> Tensor:
+def _error(c: Floats, b: Floats, v: Floats) -> Floats:
     """[L, 1]: how far the slacks are from being >= 0 everywhere and 0 where v > 0. NaN loses every comparison."""
-    cv = _times(c, v)
-    slack = cv - _sum(v * cv) * b
-    return torch.where(v > 0, slack.abs(), -slack).amax(-1, keepdim=True) / _sum(v)
+    cv = np.einsum("lij,lj->li", c, v)
+    slack = cv - (v * cv).sum(-1, keepdims=True) * b
+    error: Floats = np.where(v > 0, np.abs(slack), -slack).max(-1, keepdims=True) / v.sum(-1, keepdims=True)
+    return error
 
 
 def _times(c: Tensor, v: Tensor) -> Tensor:

@@ -55,53 +55,89 @@ class Admitted:
     norms: Tensor
     """[K]: how long their updates are, as far as the updates' own type can tell."""
     quarantined: dict[int, str]
+    ids: tuple[int, ...] = ()
+    """Whose they are."""
     capped: tuple[int, ...] = ()
     """Clients whose reported size was lowered to the cap."""
     guarded: tuple[int, ...] = ()
     """Clients whose reports were out of proportion, and were taken as less."""
 
 
-def admit(replies: Replies, settings: Admission) -> Admitted:
-    """Check the rows of a round; the order of the checks is the order of REASONS."""
-    sound, quarantined = replies, {}
+@dataclass(frozen=True)
+class Presumed:
+    """What is admitted if every row is sound, which nobody has asked a device about yet."""
+
+    replies: Replies
+    norms: Tensor
+    flags: Tensor
+    """[3, K] bool: whether all are sound, whose size was capped, whose reports were guarded."""
+
+
+def presume(replies: Replies, settings: Admission) -> Presumed | None:
+    """Everything about a round of sound rows, the usual case; None where they must be looked at one by one."""
+    k = len(replies.ids)
+    if k == 0 or settings.norm_cap is not None or any(s.shape[:1] != (k,) for s in replies.signals.values()):
+        return None
+    # What is not finite makes an update's norm so; one that only overflows is looked into, like any that fails.
     norms = torch.linalg.vector_norm(replies.updates, dim=1)
-    if settings.norm_cap is not None or not _all_sound(replies, norms):
-        codes, names = _first_failures(replies, settings), tuple(REASONS)
-        told = zip(replies.ids.tolist(), codes.tolist(), strict=True)
-        quarantined = {client: names[code] for client, code in told if code != _FINE}
-        if quarantined:
-            sound, norms = _rows(replies, codes == _FINE), norms[codes == _FINE]
-    kept = _cap_sizes(sound, settings.size_cap)
-    capped = () if settings.size_cap is None else tuple(kept.ids[kept.sizes < sound.sizes].tolist())
+    told = [norms, replies.sizes, *replies.signals.values()]
+    told += [] if replies.losses is None else [replies.losses]
+    sound = torch.stack(glances(told, (replies.sizes >= 0).all())).all()
+    return _presumed(replies, settings, norms, sound)
+
+
+def _presumed(replies: Replies, settings: Admission, norms: Tensor, sound: Tensor) -> Presumed:
+    kept = _cap_sizes(replies, settings.size_cap)
+    capped = kept.sizes < replies.sizes
     kept, out = guarded(replace(kept, refused={}), settings.guard, settings.guard_width)
-    return Admitted(kept, norms, {**replies.refused, **quarantined}, capped, out)
+    return Presumed(kept, norms, torch.stack([sound.expand_as(out), capped, out]))
+
+
+def admit(replies: Replies, settings: Admission, presumed: Presumed | None = None) -> Admitted:
+    """Check the rows of a round; the order of the checks is the order of REASONS.
+
+    What was `presumed` of them, if it was, is admitted if it proves true: in one question to a device.
+    """
+    presumed = presumed or presume(replies, settings)
+    if presumed is not None:
+        sound, *touched = presumed.flags.tolist()
+        if sound[0]:
+            return _admitted(presumed, touched, {}, replies.refused)
+    codes, names = _first_failures(replies, settings), tuple(REASONS)
+    told = zip(replies.ids.tolist(), codes.tolist(), strict=True)
+    quarantined = {client: names[code] for client, code in told if code != _FINE}
+    good = _rows(replies, codes == _FINE)
+    norms = torch.linalg.vector_norm(good.updates, dim=1)
+    again = _presumed(good, settings, norms, torch.ones((), dtype=torch.bool, device=norms.device))
+    return _admitted(again, again.flags.tolist()[1:], quarantined, replies.refused)
+
+
+def _admitted(
+    presumed: Presumed, touched: list[list[bool]], quarantined: dict[int, str], refused: Mapping[int, str]
+) -> Admitted:
+    ids = presumed.replies.ids.tolist()
+    capped, out = (tuple(i for i, hit in zip(ids, hits, strict=True) if hit) for hits in touched)
+    return Admitted(presumed.replies, presumed.norms, {**refused, **quarantined}, tuple(ids), capped, out)
 
 
 _FINE = len(REASONS)
 
 
-def _all_sound(replies: Replies, norms: Tensor) -> bool:
-    """Whether no row fails anything, in one question to the device: the usual case.
+def glances(tensors: Iterable[Tensor], *more: Tensor) -> list[Tensor]:
+    """For each device a flag, true only if all numbers there are finite and `more` flags true; nothing is asked.
 
-    What is not finite makes an update's norm so; one that only overflows is looked into, like any that fails.
-    """
-    k = len(replies.ids)
-    if any(signal.shape[:1] != (k,) for signal in replies.signals.values()):
-        return False
-    told = [norms, replies.sizes, *replies.signals.values()]
-    told += [] if replies.losses is None else [replies.losses]
-    return all_finite(told, (replies.sizes >= 0).all())
-
-
-def all_finite(tensors: Iterable[Tensor], *more: Tensor) -> bool:
-    """Whether all numbers are finite, and `more` flags true, in one question to each device.
-
-    One NaN or infinity spoils a sum, the cheapest look at all of them; a sum that overflows is looked into.
+    One NaN or infinity spoils a sum, the cheapest look at all of them; a sum that overflows does too.
     """
     told = [t for t in tensors if t.is_floating_point()]
     looks = [*(t.sum().double() for t in told), *(torch.where(m, 0.0, torch.nan) for m in more)]
-    devices = {t.device for t in looks}
-    if all(bool(torch.stack([t for t in looks if t.device == d]).isfinite().all()) for d in devices):
+    devices = dict.fromkeys(t.device for t in looks)
+    return [torch.stack([t for t in looks if t.device == d]).isfinite().all() for d in devices]
+
+
+def all_finite(tensors: Iterable[Tensor], *more: Tensor) -> bool:
+    """Whether all numbers are finite, and `more` flags true."""
+    told = [t for t in tensors if t.is_floating_point()]
+    if all(bool(flag) for flag in glances(told, *more)):
         return True
     return all(bool(torch.isfinite(t).all()) for t in told) and all(bool(m) for m in more)
 
@@ -134,7 +170,8 @@ def _first_failures(replies: Replies, settings: Admission) -> Tensor:
 def _rows(replies: Replies, good: Tensor) -> Replies:
     losses = None if replies.losses is None else replies.losses[good]
     signals = {n: s[good] for n, s in replies.signals.items() if s.shape[:1] == good.shape}
-    return Replies(replies.ids[good], replies.updates[good], replies.sizes[good], losses, signals, replies.refused)
+    ids, updates, sizes = (t[good] for t in (replies.ids, replies.updates, replies.sizes))
+    return Replies(ids, updates, sizes, losses, signals, replies.refused, replies.ordered)
 
 
 def _cap_sizes(replies: Replies, cap: float | None) -> Replies:

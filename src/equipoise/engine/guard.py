@@ -33,11 +33,11 @@ _FEWEST = 3  # with two reports there is no telling who is out of line
 _NOTHING = 3.0  # widths from the median from which on a report counts for nothing
 
 
-def guarded(replies: Replies, how: str, width: float) -> tuple[Replies, tuple[int, ...]]:
-    """The replies with believable reports, and the clients whose reports were out of bounds."""
-    if how == "off" or len(replies.ids) < _FEWEST:
-        return replies, ()
+def guarded(replies: Replies, how: str, width: float) -> tuple[Replies, Tensor]:
+    """The replies with believable reports, and whose reports were out of bounds [K]."""
     out = torch.zeros(len(replies.ids), dtype=torch.bool, device=replies.ids.device)
+    if how == "off" or len(replies.ids) < _FEWEST:
+        return replies, out
 
     def believable(reports: Tensor) -> Tensor:
         x = reports.to(torch.float64).reshape(len(out), -1)
@@ -50,7 +50,7 @@ def guarded(replies: Replies, how: str, width: float) -> tuple[Replies, tuple[in
     most = (width * replies.sizes.to(torch.float64).median()).to(replies.sizes.dtype)
     out |= replies.sizes > most
     sizes = replies.sizes.clamp(max=most)
-    return replace(replies, losses=losses, signals=signals, sizes=sizes), tuple(replies.ids[out].tolist())
+    return replace(replies, losses=losses, signals=signals, sizes=sizes), out
 
 
 def probed(answers: Tensor, how: str, width: float) -> Tensor:

@@ -7,7 +7,7 @@ batch, the key of dropout, the step size. A step that cannot be recorded runs as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from threading import Lock
 from typing import NoReturn
 
@@ -91,35 +91,43 @@ class Captured:
     """A recorded step as a CUDA graph: launched once per step, with everything it reads and writes in fixed places."""
 
     def __init__(self, play: Played, inputs: Inputs, steps: int) -> None:
-        self.fixed = {n: t.clone() for n, t in inputs.items() if n not in _EACH}
+        self.fixed = {n: t.clone() for n, t in inputs.items() if n not in _EACH and n != "w"}
         self.each = {n: t.new_zeros((steps, *t.shape)) for n, t in inputs.items() if n in _EACH}
         self.active = torch.ones((steps, len(inputs["w"])), dtype=torch.bool, device=inputs["w"].device)
         self.at = torch.zeros(1, dtype=torch.int64, device=inputs["w"].device)
-        self.play = play
-        self.graphs = {hold: self._capture(hold) for hold in (False, True)}
+        self.play, self.model = play, play.room(inputs["w"])
+        self.model.enter(inputs["w"])
+        self.places = [*self.model.parts, *(self.fixed[n] for n in play.state)]
+        """Where the models and the state lie, before every step and after it."""
+        self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}
 
     def _body(self, hold: bool) -> None:
         now = {n: t.index_select(0, self.at)[0] for n, t in self.each.items()}
-        lasting = [n for n in self.fixed if n == "w" or n.startswith(STATE)]
-        before = {n: self.fixed[n].clone() for n in lasting} if hold else {}
-        w, state = self.play({**self.fixed, **now})
+        before = [t.clone() for t in self.places] if hold else self.places
+        given = {**self.fixed, **now}
+        state = self.model.step([*(given[n] for n in self.play.moving), *self.play.ahead(given)])
+        found = self._aside([*self.model.parts, *state])
+        self.model.parts = self.places[: len(self.model.parts)]
         active = self.active.index_select(0, self.at)[0]
-        for name, new in self._aside({"w": w, **state}).items():
-            place = self.fixed[name]
+        for place, new, old in zip(self.places, found, before, strict=True):
             if hold:
-                keep = active.view(-1, *[1] * (new.dim() - 1))
-                place.copy_(torch.where(keep, new, before[name]))
+                place.copy_(torch.where(active.view(-1, *[1] * (new.dim() - 1)), new, old))
             elif new is not place:
                 place.copy_(new)
         self.at.add_(1)
 
-    def _aside(self, found: Inputs) -> Inputs:
+    def _aside(self, found: list[Tensor]) -> list[Tensor]:
         """What is still in the place of another, which is about to be overwritten (say, the w before), copied."""
-        ours = {t.untyped_storage().data_ptr() for t in self.fixed.values()}
-        return {
-            n: t.clone() if t is not self.fixed[n] and t.untyped_storage().data_ptr() in ours else t
-            for n, t in found.items()
-        }
+        ours = {t.untyped_storage().data_ptr() for t in (*self.places, *self.fixed.values())}
+        return [
+            t.clone() if t is not place and t.untyped_storage().data_ptr() in ours else t
+            for t, place in zip(found, self.places, strict=True)
+        ]
+
+    def prepare(self, hold: bool) -> None:
+        """Capture a step after which only active clients have moved, or all of them, unless that is done."""
+        if hold not in self.graphs:
+            self.graphs[hold] = self._capture(hold)
 
     def _capture(self, hold: bool) -> torch.cuda.CUDAGraph:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -139,21 +147,21 @@ class Captured:
         self, fixed: Inputs, each: Inputs, active: Tensor | None, update: Tensor | None
     ) -> tuple[Tensor | None, State]:
         """All steps of a round; `active` [S, K] says who has one left."""
-        steps = len(each["index"])
-        for name in self.play.used & fixed.keys():
+        steps, graph = len(each["index"]), self.graphs[active is not None]
+        self.model.enter(fixed["w"])
+        for name in self.play.used & self.fixed.keys():
             self.fixed[name].copy_(fixed[name])
         for name in self.play.used & each.keys():
             self.each[name][:steps].copy_(each[name])
         if active is not None:
             self.active[:steps].copy_(active)
         self.at.zero_()
-        graph = self.graphs[active is not None]
         for _ in range(steps):
             graph.replay()
-        state = {n: t.clone() for n, t in self.fixed.items() if n.startswith(STATE)}
+        state = {n: self.fixed[n].clone() for n in self.play.state}
         if update is None:
-            return self.fixed["w"].clone(), state
-        torch.sub(fixed["w"], self.fixed["w"], out=update)
+            return torch.cat(self.model.parts, 1), state
+        self.model.less(fixed["w"], update)
         return None, state
 
 
@@ -185,38 +193,41 @@ class Replay:
             return None
         fixed, each = _inputs(view, w, state)
         first = {**fixed, **{n: t[0] for n, t in each.items()}}
+        key = (_name(rule), view.world.vectorised, id(view.world.federation.data.x), _form(first))
         with torch.no_grad():
-            play = self._recorded(rule, view.world, first)
+            play = self._recorded(key, rule, view, first)
             if play is None:
                 return None
-            graph = self._graph(rule, play, first, batches.longest) if self.capture else None
+            fixed |= _sizes(view, play.used)
+            graph = self._graph(key, rule, play, view, first) if self.capture else None
             if graph is None:
                 end, new = walk(play, fixed, each, batches.steps, update)
             else:
                 end, new = graph.rounds(fixed, each, _active(batches.steps, w.device), update)
         return end, {n.removeprefix(STATE): t for n, t in new.items()}
 
-    def _recorded(self, rule: ClientRule, world: World, inputs: Inputs) -> Played | None:
-        key = (_name(rule), world.vectorised, id(world.federation.data.x), _form(inputs))
+    def _recorded(self, key: object, rule: ClientRule, view: View, inputs: Inputs) -> Played | None:
         with self._lock:
             if key not in self._made:
                 try:
-                    self._made[key] = played(rule, world, inputs)
+                    self._made[key] = played(rule, view.world, {**inputs, **_sizes(view)})
                 except Unrecordable as reason:
                     self._made[key] = None
                     self.reasons[type(rule).__name__] = str(reason)
             return self._made[key]
 
-    def _graph(self, rule: ClientRule, play: Played, inputs: Inputs, steps: int) -> Captured | None:
-        key = (_name(rule), _form(inputs))
-        made = self._captured.get(key)
-        if key not in self._captured or (made is not None and len(made.active) < steps):
-            try:
-                self._captured[key] = Captured(play, inputs, steps if made is None else 2 * steps)
-            except RuntimeError as error:  # an operation that a graph cannot hold
-                self._captured[key] = None
-                self.reasons[type(rule).__name__] = f"no CUDA graph: {str(error).splitlines()[0]}"
-        return self._captured[key]
+    def _graph(self, key: object, rule: ClientRule, play: Played, view: View, inputs: Inputs) -> Captured | None:
+        made, steps = self._captured.get(key), view.batches.longest
+        try:
+            if key not in self._captured or (made is not None and len(made.active) < steps):
+                inputs = {**inputs, **_sizes(view)}
+                self._captured[key] = made = Captured(play, inputs, steps if made is None else 2 * steps)
+            if made is not None:
+                made.prepare(min(view.batches.steps) < steps)
+        except RuntimeError as error:  # an operation that a graph cannot hold
+            self._captured[key] = made = None
+            self.reasons[type(rule).__name__] = f"no CUDA graph: {str(error).splitlines()[0]}"
+        return made
 
 
 def _name(rule: ClientRule) -> object:
@@ -229,13 +240,18 @@ def _name(rule: ClientRule) -> object:
 
 
 def _inputs(view: View, w: Tensor, state: State) -> tuple[Inputs, Inputs]:
-    """What holds for the whole round, and what differs by step, the steps stacked."""
-    fixed = {"w": w, "received": view.received, "lr": torch.tensor(view.lr, dtype=torch.float64, device=w.device)}
+    """What holds for the whole round, but `_sizes`, and what differs by step, the steps stacked."""
+    lr = torch.full((), view.lr, dtype=torch.float64, device=w.device)  # not `tensor`: a GPU would be waited for
+    fixed = {"w": w, "received": view.received, "lr": lr}
     fixed |= {STATE + n: t for n, t in state.items()}
     fixed |= {_MESSAGE + n: t for n, t in view.message.items()}
-    fixed |= {_SIZE + split: view.size(split) for split in SPLITS}
     each = {"index": view.batches.index, "mask": view.batches.mask, **view.prepared()}
     return fixed, {n: t.contiguous() for n, t in each.items()}  # a recording holds on to how its inputs lie
+
+
+def _sizes(view: View, used: Collection[str] | None = None) -> Inputs:
+    """How much data clients hold, of the splits that somebody looks at."""
+    return {_SIZE + split: view.size(split) for split in SPLITS if used is None or _SIZE + split in used}
 
 
 def _form(inputs: Inputs) -> tuple[object, ...]:

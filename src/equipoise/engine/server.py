@@ -6,14 +6,15 @@ state with a NaN in it is not taken over: the round is skipped, with the reason 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equipoise.core import Cohort, Method, Outcome, State
-from equipoise.engine.admission import admit, all_finite
+from equipoise.core import Cohort, Method, Outcome, State, WeightedMean
+from equipoise.engine.admission import Presumed, admit, all_finite, glances, presume
 from equipoise.engine.exchange import Exchange, Plan, Replies
 from equipoise.engine.guard import probed
 from equipoise.engine.participation import Participants
@@ -21,7 +22,7 @@ from equipoise.engine.phases import phase
 from equipoise.engine.settings import Admission, Train
 from equipoise.errors import EquipoiseError
 from equipoise.layout import Layout
-from equipoise.metrics import conflicts
+from equipoise.metrics import conflict_names, opposed
 from equipoise.streams import Stream
 
 
@@ -39,6 +40,25 @@ class RoundRecord:
     stop: str | None = None
     conflicts: dict[str, int] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
+
+
+_BLIND = (WeightedMean,)  # server rules that decide nothing by numbers and never refuse
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What the server rule made of replies, before anybody has looked at it."""
+
+    replies: Replies
+    cohort: Cohort
+    reason: str
+    """Why there is no outcome, if there is none."""
+    outcome: Outcome | None = None
+    w: Tensor = field(default_factory=lambda: torch.empty(0))
+    """The model that it would lead to."""
+    finite: Sequence[Tensor] = ()
+    """Flags: whether the new model, the new state and the downloads are finite; false also of sums that overflow."""
+    against: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 class Server:
@@ -77,37 +97,39 @@ class Server:
         lr = self.train.lr * self.train.lr_decay**self.round
         with phase("server rule"):
             messages = self.rule.plan(ids, self.state)
-        return Plan(self.round, ids, self.w, lr, messages, self.rule.needs)
+        return Plan(self.round, ids, self.w, lr, messages, self.rule.needs, drawn)
 
     def absorb(self, plan: Plan, exchange: Exchange) -> RoundRecord:
         replies = exchange(plan)
+        # On a GPU all of this may still be at work: what needs no answer from it is set going before one is waited for.
+        with phase("admission"):
+            presumed = presume(replies, self.admission)
+        early = self._early(plan, presumed, exchange)
         self._look_ahead(exchange)
         with phase("admission"):
-            admitted = admit(replies, self.admission)
-        kept = admitted.replies
-        drawn, ids = tuple(plan.ids.tolist()), tuple(kept.ids.tolist())
+            admitted = admit(replies, self.admission, presumed)
+        kept, ids = admitted.replies, admitted.ids
         touched = {"size_capped": list(admitted.capped), "guarded": list(admitted.guarded)}
         info: dict[str, Any] = {name: ids for name, ids in touched.items() if ids}
 
         def record(**more: Any) -> RoundRecord:
+            drawn = tuple(plan.here.tolist())
             return RoundRecord(plan.round, plan.lr, drawn, ids, admitted.quarantined, **more)
 
         if len(ids) < self.admission.quorum:
             return record(skipped=f"{len(ids)} admitted, quorum {self.admission.quorum}", info=info)
-        with phase("server rule"):
-            cohort = self.cohort(plan, kept, exchange)
-            outcome, reason = self._take_over(cohort)
+        done = early if early and early.replies is kept else self._attempt(plan, kept, admitted.norms, exchange)
+        outcome, reason = self._taken_over(done)
         if outcome is None:
             return record(skipped=reason, info=info)
         if outcome.exclude:
             self.excluded[list(outcome.exclude)] = True
             self._next = -1, self._next[1]  # the draw may come out otherwise now
-        if outcome.downloads is not None:
-            exchange.deliver(plan, cohort.ids, outcome.downloads)
-        with phase("evaluate"):
-            against = conflicts(kept.updates, outcome.direction, self.layout.layers(), admitted.norms)
-        if outcome.exclude:
             info["excluded"] = list(outcome.exclude)
+        if outcome.downloads is not None:
+            exchange.deliver(plan, done.cohort.ids, outcome.downloads)
+        with phase("evaluate"):
+            against = dict(zip(conflict_names(self.layout.layers()), done.against.tolist(), strict=True))
         return record(stop=outcome.stop, conflicts=against, info={**info, **outcome.info})
 
     def _look_ahead(self, exchange: Exchange) -> None:
@@ -137,24 +159,45 @@ class Server:
             rng=self.stream.child("server", plan.round),
             probe=probe if "probe" in plan.needs else None,
             root=exchange.root(plan) if "root" in plan.needs else None,
+            ordered=replies.ordered,
         )
 
-    def _take_over(self, cohort: Cohort) -> tuple[Outcome | None, str]:
+    def _early(self, plan: Plan, presumed: Presumed | None, exchange: Exchange) -> Attempt | None:
+        """The rule's work on rows that are presumed sound; only where it asks nothing and can do no harm."""
+        if presumed is None or type(self.rule) not in _BLIND or len(presumed.replies.ids) < self.admission.quorum:
+            return None
+        return self._attempt(plan, presumed.replies, presumed.norms, exchange)
+
+    def _attempt(self, plan: Plan, replies: Replies, norms: Tensor, exchange: Exchange) -> Attempt:
+        with phase("server rule"):
+            cohort = self.cohort(plan, replies, exchange)
+            try:
+                outcome = self.rule(cohort, self.state)
+            except EquipoiseError as error:  # say, Krum when too many clients dropped out
+                return Attempt(replies, cohort, f"the server rule refused: {error.message}")
+            w = self.w - outcome.direction
+            downloads = [] if outcome.downloads is None else [outcome.downloads]
+            finite = glances([w, *outcome.state.values(), *downloads])
+        with phase("evaluate"):
+            against = opposed(replies.updates, outcome.direction, self.layout.layers(), norms)
+        return Attempt(replies, cohort, "", outcome, w, finite, against)
+
+    def _taken_over(self, done: Attempt) -> tuple[Outcome | None, str]:
         """The rule's outcome, now that of the model and the state; or None, and the reason why it cannot be."""
-        try:
-            outcome = self.rule(cohort, self.state)
-        except EquipoiseError as error:  # say, Krum when too many clients dropped out
-            return None, f"the server rule refused: {error.message}"
-        w = self.w - outcome.direction
-        said = {
-            "the model would not be finite": [w],
-            "the server's state would not be finite": list(outcome.state.values()),
-            "a download would not be finite": [] if outcome.downloads is None else [outcome.downloads],
-        }
-        if all_finite(t for part in said.values() for t in part):
-            self.w, self.state = w, outcome.state
-            return outcome, ""
-        return None, next(reason for reason, part in said.items() if part and not all_finite(part))
+        outcome = done.outcome
+        if outcome is None:
+            return None, done.reason
+        if not all(bool(flag) for flag in done.finite):
+            said = {
+                "the model would not be finite": [done.w],
+                "the server's state would not be finite": list(outcome.state.values()),
+                "a download would not be finite": [] if outcome.downloads is None else [outcome.downloads],
+            }
+            for reason, part in said.items():
+                if not all_finite(part):
+                    return None, reason
+        self.w, self.state = done.w, outcome.state
+        return outcome, ""
 
     # ------------------------------------------------------------------------------------------- to and from a file
 

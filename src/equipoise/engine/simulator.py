@@ -87,8 +87,8 @@ class Simulator:
         return Executor(world, self.workers)
 
     def __call__(self, plan: Plan) -> Replies:
-        here = self.participants.answering(plan.round, plan.ids.cpu())  # in host memory: a GPU need not be asked again
-        ids = here.to(plan.w.device)
+        here = self.participants.answering(plan.round, plan.here)
+        ids = plan.ids if here is plan.here else here.to(plan.w.device)
         if len(ids) == 0:
             return Replies(ids, plan.w.new_zeros((0, len(plan.w))), ids)
         messages = dict(plan.messages)
@@ -97,11 +97,11 @@ class Simulator:
             messages = {n: t[keep] for n, t in messages.items()}
         sizes = self.claimed[here].to(plan.w.device)
         self._last = None  # so that its memory can be used again
-        done = self.train(plan, ids, messages, ends=type(self.rule).receive is not ClientRule.receive)
+        done = self.train(plan, ids, messages, ends=type(self.rule).receive is not ClientRule.receive, here=here)
         with phase("train"):
             self.store.put(here, done.state)
         self._last = ids, done
-        return self._attacked(plan, Replies(ids, done.updates, sizes, done.losses, done.signals))
+        return self._attacked(plan, Replies(ids, done.updates, sizes, done.losses, done.signals, ordered=True))
 
     def finish(self, plan: Plan) -> None:
         """Every client's last training, if the method has one; nothing is sent to the server any more."""
@@ -112,11 +112,20 @@ class Simulator:
 
     @phase("train")
     def train(
-        self, plan: Plan, ids: Tensor, messages: State, rule: ClientRule | None = None, ends: bool = True
+        self,
+        plan: Plan,
+        ids: Tensor,
+        messages: State,
+        rule: ClientRule | None = None,
+        ends: bool = True,
+        here: Tensor | None = None,
     ) -> Done:
-        """What these clients make of a plan; `ends` says whether their models at the end are wanted too."""
+        """What these clients make of a plan; `ends` says whether their models at the end are wanted too.
+
+        `here` are the ids in host memory, if they are known there.
+        """
         rule, stream = rule or self.rule, self.stream.child("batch", plan.round)
-        here, (round, known, ready) = ids.cpu(), self._foreseen
+        here, (round, known, ready) = ids.cpu() if here is None else here, self._foreseen
         foreseen = rule is self.rule and round == plan.round and torch.equal(known, here)
         batches = ready if foreseen and ready is not None else self._batches(rule, plan.round, here)
         if self._side is not None:
@@ -291,4 +300,5 @@ def _forged(replies: Replies, bad: Tensor, sent: Any) -> Replies:
         None if replies.losses is None else replies.losses[good],
         {n: s[good] for n, s in replies.signals.items()},
         dict.fromkeys(replies.ids[bad].tolist(), reason),
+        replies.ordered,
     )

@@ -27,48 +27,20 @@ def holds(name: str) -> bool:
     return name not in _MOVING and not name.startswith(STATE)
 
 
-class InOne:
-    """Models [K, d] on their way, as they are."""
+class Placed:
+    """Models [K, d] on their way, a tensor for each of the `places`: which columns it holds."""
 
-    def __init__(self, recorded: Recorded, rows: Tensor) -> None:
-        self.rows, self._run, self._fresh = rows.clone(memory_format=torch.contiguous_format), recorded.step, True
+    def __init__(self, places: Sequence[slice], like: Tensor) -> None:
+        self._widths = [p.stop - p.start for p in places]
+        self.parts = [like.new_empty((len(like), width)) for width in self._widths]
+
+    def enter(self, rows: Tensor) -> None:
+        for part, given in zip(self.parts, torch.split(rows, self._widths, 1), strict=True):
+            part.copy_(given)
 
     def step(self, inputs: Sequence[Any]) -> Sequence[Tensor]:
         """One step; the new state."""
-        w, *state = self._run(self.rows, *inputs)
-        self.rows, self._fresh = w, self._fresh and w is self.rows
-        return state
-
-    def take(self, at: Tensor) -> list[Tensor]:
-        return [self.rows[at]]
-
-    def put(self, at: Tensor, rows: Sequence[Tensor]) -> None:
-        # What a step made may be part of the state too; what has been ours from the start is nobody else's.
-        put = self.rows.index_copy_ if self._fresh else self.rows.index_copy
-        self.rows = put(0, at, rows[0])
-
-    def end(self) -> Tensor:
-        return self.rows
-
-    def less(self, start: Tensor, out: Tensor) -> None:
-        """start - end."""
-        torch.sub(start, self.rows, out=out)
-
-
-class InParts:
-    """Models [K, d] on their way, a tensor for every part, and the views of them that a recorded step looks at."""
-
-    def __init__(self, apart: Apart, like: Tensor) -> None:
-        self.places = apart.places
-        self.parts = [like.new_empty((len(like), p.stop - p.start)) for p in self.places]
-        self._views, self._step = apart.views(*self.parts), apart.step
-
-    def enter(self, rows: Tensor) -> None:
-        for place, part in zip(self.places, self.parts, strict=True):
-            part.copy_(rows[:, place])
-
-    def step(self, inputs: Sequence[Any]) -> Sequence[Tensor]:
-        return self._step(*inputs, *self._views)
+        raise NotImplementedError
 
     def take(self, at: Tensor) -> list[Tensor]:
         return [part[at] for part in self.parts]
@@ -81,8 +53,43 @@ class InParts:
         return torch.cat(self.parts, 1)
 
     def less(self, start: Tensor, out: Tensor) -> None:
-        for place, part in zip(self.places, self.parts, strict=True):
-            torch.sub(start[:, place], part, out=out[:, place])
+        """start - end."""
+        cut = zip(torch.split(start, self._widths, 1), self.parts, torch.split(out, self._widths, 1), strict=True)
+        for before, part, into in cut:
+            torch.sub(before, part, out=into)
+
+
+class InOne(Placed):
+    """Models as they are, in one piece; a step may make a new one of them."""
+
+    def __init__(self, recorded: Recorded, like: Tensor) -> None:
+        super().__init__([slice(0, like.shape[1])], like)
+        self._run, self._ours = recorded.step, self.parts[0]
+
+    def step(self, inputs: Sequence[Any]) -> Sequence[Tensor]:
+        w, *state = self._run(self.parts[0], *inputs)
+        self.parts = [w]
+        return state
+
+    def put(self, at: Tensor, rows: Sequence[Tensor]) -> None:
+        if self.parts[0] is self._ours:
+            super().put(at, rows)
+        else:  # what a step made may be part of the state too
+            self.parts = [self.parts[0].index_copy(0, at, rows[0])]
+
+    def end(self) -> Tensor:
+        return self.parts[0]
+
+
+class InParts(Placed):
+    """Models in the parts that a recorded step looks at, and the views of them that it takes."""
+
+    def __init__(self, apart: Apart, like: Tensor) -> None:
+        super().__init__(apart.places, like)
+        self._views, self._step = apart.views(*self.parts), apart.step
+
+    def step(self, inputs: Sequence[Any]) -> Sequence[Tensor]:
+        return self._step(*inputs, *self._views)
 
 
 class Played:
@@ -94,32 +101,30 @@ class Played:
         self.holding = tuple(n for n in names if holds(n))
         self.moving = tuple(n for n in names[1:] if not holds(n))
         self.used = {n for n, used in zip(names, recorded.used, strict=True) if used} | {"w", *self.state}
-        self._spare: list[InParts] = []
-
-    def __call__(self, inputs: Inputs) -> tuple[Tensor, State]:
-        moving = (inputs[n] for n in self.moving)
-        w, *state = self.recorded.step(inputs["w"], *moving, *self.ahead(inputs))
-        return w, dict(zip(self.state, state, strict=True))
+        self._spare: list[Placed] = []
 
     def ahead(self, inputs: Inputs) -> Sequence[Any]:
         """What steps need that stays the same as long as the inputs do that hold."""
-        return self.recorded.ahead(*(inputs[n] for n in self.holding))
+        return self.recorded.ahead(*(inputs.get(n) for n in self.holding))  # what is not there is not looked at
+
+    def room(self, like: Tensor) -> Placed:
+        """For models such as these to take steps in."""
+        apart = self.recorded.apart
+        return InOne(self.recorded, like) if apart is None else InParts(apart, like)
 
     @contextmanager
-    def model(self, rows: Tensor) -> Iterator[InOne | InParts]:
+    def model(self, rows: Tensor) -> Iterator[Placed]:
         """These models, for one caller at a time to take steps with; the room for parts is kept for the next one."""
-        if self.recorded.apart is None:
-            yield InOne(self.recorded, rows)
-            return
         try:
             model = self._spare.pop()
         except IndexError:
-            model = InParts(self.recorded.apart, rows)
+            model = self.room(rows)
         model.enter(rows)
         try:
             yield model
         finally:
-            self._spare.append(model)
+            if isinstance(model, InParts):  # in one piece they are handed on
+                self._spare.append(model)
 
 
 def walk(

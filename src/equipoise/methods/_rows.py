@@ -22,25 +22,27 @@ Layers = Sequence[Sequence[slice]]
 
 
 class Table:
-    """The rows [updates; past] in float64: a few columns at a time, or once and for all where a GPU has the room."""
+    """The rows [updates; past] in float64: a few columns at a time, or once and for all where there is room for them."""
 
     def __init__(self, updates: Tensor, past: Tensor | None = None) -> None:
         self.updates, self.past = updates, updates[:0] if past is None else past
         self.n, d = len(updates) + len(self.past), updates.shape[1]
-        self._all = self._wide(slice(0, d)) if updates.is_cuda and self.n * d <= _ROOM else None
+        self._room = _ROOM if updates.is_cuda else _CHUNK
+        self._all = self._wide(slice(0, d)) if self.n * d <= self._room else None
 
     def products(self, layers: Layers) -> Tensor:
         """[L, k, n]: those of the k updates with all rows, layer by layer."""
-        new = self.updates.new_zeros((len(layers), len(self.updates), self.n), dtype=torch.float64)
-        for layer, parts in enumerate(layers):
+        k = len(self.updates)
+        new = self.updates.new_zeros((len(layers), k, self.n), dtype=torch.float64)
+        for into, parts in zip(new, layers, strict=True):
             for _, x in self.read(parts):
-                new[layer] += _products(x, len(self.updates))
+                _add_products(x, k, into)
         return new
 
     def mixture(self, layers: Layers, weights: Tensor) -> Tensor:
         """[d]: in each layer the sum of the rows with its weights [L, n]. Rounded only once, at the end."""
         out = torch.empty_like(self.updates[0])
-        for w, parts in zip(weights.to(out.device), layers, strict=True):
+        for w, parts in zip(sent(weights, out), layers, strict=True):
             for p, x in self.read(parts):
                 out[p] = w @ x
         return out
@@ -50,8 +52,7 @@ class Table:
         if self._all is not None:
             yield from ((p, self._all[:, p]) for p in parts)
             return
-        step = max(1, (_ROOM if self.updates.is_cuda else _CHUNK) // self.n)
-        each = pieces(parts, step)
+        each = pieces(parts, max(1, self._room // self.n))
         widest = max((p.stop - p.start for p in each), default=0)
         buffer = self.updates.new_empty((self.n, widest), dtype=torch.float64)
         yield from ((p, self._wide(p, buffer)) for p in each)
@@ -67,15 +68,31 @@ class Table:
 def whole(new: Tensor, known: Tensor) -> Tensor:
     """[L, n, n]: all products, from the new ones [L, k, n] and those of the past rows with each other."""
     layers, k, n = new.shape
-    known = known.reshape(layers, n - k, n - k)
-    return torch.cat([new, torch.cat([new[..., k:].mT, known], -1)], -2)
+    out = new.new_empty((layers, n, n))
+    out[:, :k], out[:, k:, :k] = new, new[..., k:].mT
+    out[:, k:, k:] = known.reshape(layers, n - k, n - k)
+    return out
 
 
-def _products(x: Tensor, k: int) -> Tensor:
-    """[k, n]: the first k rows' products with all n."""
+def _add_products(x: Tensor, k: int, into: Tensor) -> None:
+    """Adds the first k rows' products with all n to `into` [k, n]."""
     even = x.shape[1] // _STRETCH * _STRETCH if x.is_cuda else 0
-    rest: Tensor = x[:k, even:] @ x[:, even:].mT
-    if even == 0:
-        return rest
-    stretches = x[:, :even].view(len(x), -1, _STRETCH).transpose(0, 1)
-    return rest + (stretches[:, :k] @ stretches.mT).sum(0)
+    if even:
+        stretches = x[:, :even].view(len(x), -1, _STRETCH).transpose(0, 1)
+        into += (stretches[:, :k] @ stretches.mT).sum(0)
+    into.addmm_(x[:k, even:], x[:, even:].mT)
+
+
+# ------------------------------------------------------------------------------------------------ to and from a GPU
+
+
+def answer(*asked: Tensor) -> list[Tensor]:
+    """These in host memory, in float64 (whole numbers are exact up to 2^53): a GPU is asked once for all of them."""
+    device = asked[0].device
+    told = torch.cat([t.flatten().to(device) for t in asked]).to("cpu", torch.float64)
+    return [part.view(t.shape) for part, t in zip(told.split([t.numel() for t in asked]), asked, strict=True)]
+
+
+def sent(small: Tensor, to: Tensor) -> Tensor:
+    """From host memory to where `to` is, without waiting for what a GPU still has to do."""
+    return small.to(to.device, non_blocking=True)
