@@ -1,5 +1,7 @@
 """Admission: whatever a client sends, the round goes on as if it had not been there."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.core import Method
-from equipoise.engine.admission import admit, all_finite, decode
-from equipoise.engine.exchange import Replies
+from equipoise.engine.admission import admit, all_finite, decode, presume
+from equipoise.engine.exchange import Plan, Replies
 from equipoise.engine.settings import Admission, Run
 from equipoise.layout import Layout
 from equipoise.threat import Attack, Claims, Forgery
@@ -166,3 +168,44 @@ def test_one_number_that_is_not_finite_is_found_and_a_sum_that_overflows_is_not_
         assert not all_finite([large, spoiled])
     assert not all_finite([large], torch.tensor(False))
     assert all_finite([])
+
+
+def test_what_is_presumed_of_sound_rows_is_what_is_admitted_and_of_others_it_is_not() -> None:
+    settings, rows = Admission(size_cap=2), [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+    sound = replies(rows, sizes=torch.tensor([10, 20, 10**9]))
+    presumed = presume(sound, settings)
+    assert presumed is not None and admit(sound, settings, presumed).replies is presumed.replies
+    rows[1][0] = torch.nan
+    spoiled = replies(rows, sizes=torch.tensor([10, 20, 10**9]))
+    presumed = presume(spoiled, settings)
+    got = admit(spoiled, settings, presumed)
+    assert presumed is not None and got.replies is not presumed.replies
+    assert got.ids == (0, 2) and got.quarantined == {1: "not-finite"} and got.capped == (2,)
+
+
+def test_a_mean_that_began_on_spoiled_rows_is_thrown_away() -> None:
+    """The server works on rows that are presumed sound; one that is not must leave no trace."""
+    sim, other = simulation(), simulation()
+
+    class Spoils:
+        def __getattr__(self, name: str) -> object:
+            return getattr(sim.simulator, name)
+
+        def __call__(self, plan: Plan) -> Replies:
+            got = sim.simulator(plan)
+            updates = got.updates.clone()
+            updates[0, 3] = torch.inf
+            return replace(got, updates=updates)
+
+    class Leaves:
+        def __getattr__(self, name: str) -> object:
+            return getattr(other.simulator, name)
+
+        def __call__(self, plan: Plan) -> Replies:
+            got = other.simulator(plan)
+            return Replies(got.ids[1:], got.updates[1:], got.sizes[1:])
+
+    record = sim.server.step(Spoils())  # type: ignore[arg-type]
+    other.server.step(Leaves())  # type: ignore[arg-type]
+    assert list(record.quarantined.values()) == ["not-finite"] and len(record.admitted) == len(record.drawn) - 1
+    assert torch.equal(sim.server.w, other.server.w)

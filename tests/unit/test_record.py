@@ -1,12 +1,14 @@
 """A recorded step is the step, whatever is taken out of it, joined, written over or worked out ahead."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor, fx
 
-from equipoise.engine.record import Recorded, record
+from equipoise.engine.record import Recorded, Unrecordable, record
 
 K, D = 3, 12
 Step = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
@@ -133,3 +135,37 @@ def test_operations_are_called_by_name() -> None:
     recorded = made(lambda w, x, h: [w * 2, torch.log_softmax(x, 2)[torch.tensor([1])].relu() + h[1, :, None]])
     graph: fx.Graph = recorded.step.__self__.graph  # type: ignore[attr-defined]
     assert not [n for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+
+
+def test_a_number_that_follows_from_no_input_is_one_like_any_other() -> None:
+    recorded = made(lambda w, x, h: [w * 2, x * torch.tensor(3.0).item()])
+    w, x, h = inputs()
+    torch.testing.assert_close(played(recorded, w, x + 1, h)[1], (x + 1) * 3)
+
+
+@pytest.mark.parametrize("asks", [lambda x: float(x.sum()), lambda x: torch.equal(x, x), lambda x: bool(x.any())])
+def test_a_number_that_follows_from_an_input_is_not(asks: Callable[[Tensor], float]) -> None:
+    with pytest.raises(Unrecordable, match="asks for a number"):
+        made(lambda w, x, h: [w * 2, x * asks(x * 2)])
+
+
+def test_what_is_written_to_is_seen_by_whoever_looks_at_it_later() -> None:
+    def step(w: Tensor, x: Tensor, h: Tensor) -> list[Tensor]:
+        y = x * 2
+        y[:, 0].add_(1)
+        return [w * 2, y * 3, y]
+
+    recorded = made(step)
+    w, x, h = inputs()
+    for found, expected in zip(played(recorded, w.clone(), x + 1, h), step(w, x + 1, h), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_recording_does_not_wait_for_torchs_compilers_to_be_imported() -> None:
+    code = """
+import sys, torch
+from equipoise.engine.record import record
+record(lambda w, x: [torch.vmap(torch.mv)(w.view(2, 2, 2), x)], [torch.ones(2, 4), torch.ones(2, 2)], [False, False])
+assert not {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

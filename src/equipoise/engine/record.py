@@ -1,8 +1,8 @@
 """A client rule's step, written down once as a list of tensor operations, and played back.
 
 Most of the time of a small step goes into deciding what to do: mapping the model over clients, building the graph of
-derivatives, walking it backwards. All of that comes out the same in every step. `record` runs the step once under
-torch's tracer and keeps the operations, derivatives included; `rewrite` and `descent` make them fewer. Then they are
+derivatives, walking it backwards. All of that comes out the same in every step. `record` runs the step once and takes
+the operations down, derivatives included (`tape`); `rewrite` and `descent` make them fewer. Then they are
 cut in two:
 
     ahead    all that follows from what holds for many steps, such as the step size and who has a full batch
@@ -25,17 +25,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.passes.shape_prop import ShapeProp
 
 from equipoise.engine.descent import descend_in_place
 from equipoise.engine.rewrite import Graph, Node, aten, hasten, schema_of, simplify, written
+from equipoise.engine.tape import Unrecordable as Unrecordable
+from equipoise.engine.tape import taken_down
 
 _WORK = ("call_function", "get_attr")
-
-
-class Unrecordable(Exception):
-    """Why a step cannot be written down."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +65,7 @@ def record(step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], hold
     try:
         step(*examples)  # what is only made the first time must not be written down
         with torch.no_grad():
-            module = make_fx(step)(*examples)
-            ShapeProp(module).propagate(*examples)
+            module = taken_down(step, examples)
     except Unrecordable:
         raise
     except Exception as error:  # tracing runs the user's code on unusual tensors: anything may come out
@@ -97,7 +92,7 @@ def _refuse_what_depends(module: Any) -> None:
 
 
 def _is_mask(node: Any) -> bool:
-    return node is not None and node.meta["tensor_meta"].dtype in (torch.bool, torch.uint8)
+    return node is not None and node.meta["form"].dtype in (torch.bool, torch.uint8)
 
 
 def _ready(module: Any) -> Callable[..., Sequence[Any]]:

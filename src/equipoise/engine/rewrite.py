@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
-from torch.fx.passes.shape_prop import TensorMetadata
 
 aten: Any = torch.ops.aten
 # The arguments of a node may be of any type, so a type checker has nothing to hold on to.
@@ -102,8 +101,7 @@ def _calls(graph: Graph, *targets: Any) -> list[Node]:
 
 def _known(node: Any) -> Any:
     """The shape, strides and type of what a node gives, if it is a tensor."""
-    known = node.meta.get("tensor_meta") if isinstance(node, NODE) else None
-    return known if isinstance(known, TensorMetadata) else None
+    return node.meta.get("form") if isinstance(node, NODE) else None
 
 
 def shape_of(node: Any) -> tuple[int, ...] | None:
