@@ -160,21 +160,25 @@ def test_unusual_rules(name: str, executor: str) -> None:
 class Again:
     """What a captured graph does, without a GPU."""
 
-    def __init__(self, captured: Any, hold: bool) -> None:
-        self.captured, self.hold = captured, hold
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+        work()
 
-    def replay(self) -> None:
-        self.captured._body(self.hold)
+
+FIXED: dict[str, ClientRule] = {
+    "usual": SGD(),
+    **{name: Own(name) for name in ("keeps_the_model_before", "exchanges_its_states", "returns_a_model_twice")},
+}
 
 
 @pytest.mark.parametrize("sizes", [SIZES, (25, 25)], ids=["some rest", "none rest"])
-@pytest.mark.parametrize("name", ["keeps_the_model_before", "exchanges_its_states", "returns_a_model_twice"])
+@pytest.mark.parametrize("name", FIXED)
 def test_with_everything_in_fixed_places(name: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     before = replaying.Replay.__init__
-    monkeypatch.setattr(replaying.Captured, "_capture", lambda self, hold: Again(self, hold))
+    monkeypatch.setattr(replaying.Captured, "_capture", lambda self, work: Again(work))
     always = lambda self, clients, batch, capture: before(self, clients, batch, True)  # noqa: E731
     monkeypatch.setattr(replaying.Replay, "__init__", always)
-    compare(lambda: Method("own", Own(name)), "vmap", fed=federation(sizes))
+    compare(lambda: Method("own", FIXED[name]), "vmap", fed=federation(sizes))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -43,7 +43,11 @@ class Dataset:
         x = self.x.index_select(0, index.reshape(-1)).view(*index.shape, *self.x.shape[1:])
         if x.dtype == torch.int64:
             return x
-        return x.to(dtype) * self.scale if self.scale != 1.0 else x.to(dtype)
+        if self.scale == 1.0:
+            return x.to(dtype)
+        if x.is_cuda and dtype == torch.get_default_dtype():  # both at once, in one pass
+            return x * self.scale
+        return x.to(dtype) * self.scale
 
     def to_device(self, device: torch.device) -> Dataset:
         return replace(self, x=self.x.to(device), y=self.y.to(device))

@@ -7,7 +7,7 @@ other clients in the cohort or the number of workers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,12 +21,16 @@ _EMPTY = 2  # times as large as its content a table of orders may be
 
 @dataclass(frozen=True)
 class Batches:
-    """The steps of one round: sample numbers and masks [S, b, K, B]; each client's steps and its largest batch."""
+    """The steps of one round: sample numbers and masks [S, b, K, B]; each client's steps and its largest batch.
+
+    `counts` [S, K], in host memory, says how many samples of each client a step has: all that masks depend on.
+    """
 
     index: Tensor
     mask: Tensor
     steps: tuple[int, ...]
     widths: tuple[int, ...]
+    counts: Tensor
 
     @property
     def longest(self) -> int:
@@ -35,10 +39,16 @@ class Batches:
     def cut(self, c: slice) -> Batches:
         """These clients alone, without the steps and columns that only others need."""
         s, w = max(self.steps[c], default=0), max(self.widths[c], default=0)
-        return Batches(self.index[:s, :, c, :w], self.mask[:s, :, c, :w], self.steps[c], self.widths[c])
+        index, mask = (t[:s, :, c, :w] for t in (self.index, self.mask))
+        return Batches(index, mask, self.steps[c], self.widths[c], self.counts[:s, c])
 
     def to(self, device: torch.device) -> Batches:
-        return Batches(self.index.to(device), self.mask.to(device), self.steps, self.widths)
+        return replace(self, index=self.index.to(device), mask=self.mask.to(device))
+
+    @property
+    def turns(self) -> list[bool]:
+        """[S]: whether the mask of a step is another than that of the step before."""
+        return [True, *(self.counts[1:] != self.counts[:-1]).any(1).tolist()]
 
 
 def plan_batches(
@@ -53,24 +63,23 @@ def plan_batches(
     width = max(1, min(schedule.batch or longest, longest))
     laps = (known + width - 1) // width
     steps = laps * schedule.epochs if schedule.steps is None else schedule.steps * (known > 0)
-    device = ids.device
-    size, per_epoch, taken = known.to(device), laps.to(device), steps.to(device)
-    s = torch.arange(int(steps.max()) if len(ids) else 0, device=device)[:, None]
-    lap = per_epoch.clamp(min=1)  # clients without data take no step; they must not divide by zero either
+    s = torch.arange(int(steps.max()) if len(ids) else 0)[:, None]
+    lap = laps.clamp(min=1)  # clients without data take no step; they must not divide by zero either
     epoch, place = s // lap, s % lap
-    within = torch.arange(width, device=device)
-    column = place[..., None] * width + within
-    mask = (column < size[None, :, None]) & (s < taken)[..., None]
-    runs = (steps + laps.clamp(min=1) - 1) // laps.clamp(min=1)
+    counts = (known - place * width).clamp(0, width) * (s < steps)
+    runs = (steps + lap - 1) // lap
+    epoch, before, count = (t.to(ids.device) for t in (epoch, place * width, counts))
+    within = torch.arange(width, device=ids.device)
+    mask = within < count[..., None]
     layers = []
     for j in range(per_step):
         order, first, pitch = _orders(split, ids, known, runs, stream.child(j))
-        entry = first + epoch * pitch + place * width
+        entry = first + epoch * pitch + before
         at = (entry[..., None] + within).masked_fill(~mask, 0)
         layers.append(order[at] if len(order) else torch.zeros_like(at))
-    index = torch.stack(layers, 1) if layers else column.new_zeros((0, 0, 0, 0))
+    index = torch.stack(layers, 1) if layers else count.new_zeros((0, 0, 0, 0))
     widths = known.clamp(max=width)
-    return Batches(index, mask[:, None].expand_as(index), tuple(steps.tolist()), tuple(widths.tolist()))
+    return Batches(index, mask[:, None].expand_as(index), tuple(steps.tolist()), tuple(widths.tolist()), counts)
 
 
 def _orders(split: Split, ids: Tensor, sizes: Tensor, epochs: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,7 +7,7 @@ batch, the key of dropout, the step size. A step that cannot be recorded runs as
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Lock
 from typing import NoReturn
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from equipoise.at import Stop
 from equipoise.core import ClientRule, State
 from equipoise.data.federation import SPLITS
+from equipoise.engine.batches import Batches
 from equipoise.engine.record import Unrecordable, record
 from equipoise.engine.stage import STATE, Inputs, Played, holds, walk
 from equipoise.engine.view import View, World
@@ -88,7 +89,10 @@ def played(rule: ClientRule, world: World, inputs: Inputs) -> Played:
 
 
 class Captured:
-    """A recorded step as a CUDA graph: launched once per step, with everything it reads and writes in fixed places."""
+    """A recorded step as CUDA graphs: launched once per step, with everything it reads and writes in fixed places.
+
+    What comes ahead of a step has a graph of its own, launched only where the mask is another.
+    """
 
     def __init__(self, play: Played, inputs: Inputs, steps: int) -> None:
         self.fixed = {n: t.clone() for n, t in inputs.items() if n not in _EACH and n != "w"}
@@ -99,16 +103,23 @@ class Captured:
         self.model.enter(inputs["w"])
         self.places = [*self.model.parts, *(self.fixed[n] for n in play.state)]
         """Where the models and the state lie, before every step and after it."""
+        self.ahead = self._capture(self._ahead)
         self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}
 
-    def _body(self, hold: bool) -> None:
-        now = {n: t.index_select(0, self.at)[0] for n, t in self.each.items()}
+    def _now(self, names: Collection[str]) -> Inputs:
+        """These inputs of the step that comes next."""
+        return {n: self.each[n].index_select(0, self.at)[0] if n in self.each else self.fixed[n] for n in names}
+
+    def _ahead(self) -> None:
+        self.known = self.play.ahead(self._now(self.play.holding))
+
+    def _step(self, hold: bool) -> None:
+        """A step of everyone, after which those without one are put back, if `hold`."""
         before = [t.clone() for t in self.places] if hold else self.places
-        given = {**self.fixed, **now}
-        state = self.model.step([*(given[n] for n in self.play.moving), *self.play.ahead(given)])
+        state = self.model.step([*self._now(self.play.moving).values(), *self.known])
         found = self._aside([*self.model.parts, *state])
         self.model.parts = self.places[: len(self.model.parts)]
-        active = self.active.index_select(0, self.at)[0]
+        active = self.active.index_select(0, self.at)[0] if hold else self.active
         for place, new, old in zip(self.places, found, before, strict=True):
             if hold:
                 place.copy_(torch.where(active.view(-1, *[1] * (new.dim() - 1)), new, old))
@@ -125,29 +136,29 @@ class Captured:
         ]
 
     def prepare(self, hold: bool) -> None:
-        """Capture a step after which only active clients have moved, or all of them, unless that is done."""
+        """Capture a step, with or without clients that stay where they are, unless that is done."""
         if hold not in self.graphs:
-            self.graphs[hold] = self._capture(hold)
+            self.graphs[hold] = self._capture(lambda: self._step(hold))
 
-    def _capture(self, hold: bool) -> torch.cuda.CUDAGraph:
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.no_grad(), torch.cuda.stream(side):
             for _ in range(2):
                 self.at.zero_()
-                self._body(hold)
+                work()
         torch.cuda.current_stream().wait_stream(side)
         self.at.zero_()
         graph = torch.cuda.CUDAGraph()
         with torch.no_grad(), torch.cuda.graph(graph):
-            self._body(hold)
+            work()
         return graph
 
     def rounds(
-        self, fixed: Inputs, each: Inputs, active: Tensor | None, update: Tensor | None
+        self, fixed: Inputs, each: Inputs, batches: Batches, update: Tensor | None
     ) -> tuple[Tensor | None, State]:
-        """All steps of a round; `active` [S, K] says who has one left."""
-        steps, graph = len(each["index"]), self.graphs[active is not None]
+        """All steps of a round."""
+        active, steps = _active(batches.steps, self.at.device), batches.longest
         self.model.enter(fixed["w"])
         for name in self.play.used & self.fixed.keys():
             self.fixed[name].copy_(fixed[name])
@@ -156,7 +167,10 @@ class Captured:
         if active is not None:
             self.active[:steps].copy_(active)
         self.at.zero_()
-        for _ in range(steps):
+        graph = self.graphs[active is not None]
+        for turn in batches.turns:
+            if turn:
+                self.ahead.replay()
             graph.replay()
         state = {n: self.fixed[n].clone() for n in self.play.state}
         if update is None:
@@ -201,9 +215,9 @@ class Replay:
             fixed |= _sizes(view, play.used)
             graph = self._graph(key, rule, play, view, first) if self.capture else None
             if graph is None:
-                end, new = walk(play, fixed, each, batches.steps, update)
+                end, new = walk(play, fixed, each, batches, update)
             else:
-                end, new = graph.rounds(fixed, each, _active(batches.steps, w.device), update)
+                end, new = graph.rounds(fixed, each, batches, update)
         return end, {n.removeprefix(STATE): t for n, t in new.items()}
 
     def _recorded(self, key: object, rule: ClientRule, view: View, inputs: Inputs) -> Played | None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import State
+from equipoise.engine.batches import Batches
 from equipoise.engine.record import Apart, Recorded
 
 Inputs = dict[str, Tensor]
@@ -128,7 +129,7 @@ class Played:
 
 
 def walk(
-    play: Played, fixed: Inputs, each: Inputs, steps: Sequence[int], update: Tensor | None
+    play: Played, fixed: Inputs, each: Inputs, batches: Batches, update: Tensor | None
 ) -> tuple[Tensor | None, State]:
     """Step after step. What clients have when they run out of steps is put aside, and put back in the end.
 
@@ -136,7 +137,7 @@ def walk(
     """
     state = {n: fixed[n] for n in play.state}
     ready: list[tuple[Tensor, list[Tensor], list[Tensor]]] = []
-    changes, by_step = _changes(each["mask"]), {n: t.unbind() for n, t in each.items()}
+    steps, turns, by_step = batches.steps, batches.turns, {n: t.unbind() for n, t in each.items()}
     with play.model(fixed["w"]) as model:
         for s in range(max(steps)):
             resting = [k for k, n in enumerate(steps) if n == s]
@@ -144,7 +145,7 @@ def walk(
                 out = torch.tensor(resting, device=fixed["w"].device)
                 ready.append((out, model.take(out), [t[out] for t in state.values()]))
             now = {**state, **{n: t[s] for n, t in by_step.items()}}
-            if changes[s]:
+            if turns[s]:
                 known = play.ahead({**fixed, **now})
             state = dict(zip(play.state, model.step([*(now[n] for n in play.moving), *known]), strict=True))
         if ready:
@@ -157,8 +158,3 @@ def walk(
             return model.end(), state
         model.less(fixed["w"], update)
     return None, state
-
-
-def _changes(mask: Tensor) -> list[bool]:
-    """[S]: whether the mask of a step is another than that of the step before."""
-    return [True, *(mask[1:] != mask[:-1]).flatten(1).any(1).tolist()]
