@@ -5,6 +5,9 @@ with a row per client. It never holds more than `cap` clients, the newest first,
 number: cap x d numbers, and twice that for a moment while it changes. Inputs are never changed: a memory that was
 handed out stays what it was (a round may be tried again, or written to disk), so whoever stays in it is copied once a
 round. Where the cohort is all that is kept, as when everyone takes part, nothing old is touched.
+
+Who stays and who is absent is decided in host memory by numpy, in microseconds, wherever the memory is; to keep "ids",
+"rounds" and other single numbers there spares a GPU the questions.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import State
+from equipoise.solvers import Bools, Ints
 
 
 def blank(**columns: Tensor) -> State:
@@ -27,13 +31,11 @@ def kept(memory: State, ids: Tensor, round: int, cap: int, since: int = 0) -> Te
     """What stays when `ids` are heard in `round`: positions in [ids; memory's ids], in ascending order of client id.
 
     Whoever was last heard before `since` is forgotten; among clients heard in the same round, lower ids come first.
-    Decided in host memory, where this takes a few microseconds, but told where `ids` are.
     """
-    again = absent(memory, ids).cpu().numpy()
-    new, old, rounds = (t.cpu().numpy() for t in (ids, memory["ids"], memory["rounds"]))
-    who = np.concatenate([new, old])
-    when = np.concatenate([np.full_like(new, round), rounds])
-    at = np.flatnonzero(np.concatenate([np.ones_like(new, dtype=np.bool_), again]) & (when >= since))
+    new, old, rounds = _numbers(ids, memory["ids"], memory["rounds"])
+    who, when = np.concatenate([new, old]), np.concatenate([np.full_like(new, round), rounds])
+    newest = np.concatenate([np.ones(len(new), np.bool_), ~among(old, new)])
+    at = (newest & (when >= since)).nonzero()[0]
     at = at[np.lexsort((who[at], -when[at]))][:cap]
     return torch.from_numpy(at[who[at].argsort()]).to(ids.device)
 
@@ -45,21 +47,22 @@ def remember(memory: State, ids: Tensor, round: int, cap: int, since: int = 0, *
 
 def moved(memory: State, ids: Tensor, round: int, at: Tensor, **columns: Tensor) -> State:
     """The same, for whoever has asked `kept` already, and has more to move in the same way."""
-    new, k, at = {"ids": ids, "rounds": torch.full_like(ids, round), **columns}, len(ids), at.cpu()
-    fresh = torch.nonzero(at < k).flatten()
-    where = torch.cat([(at - k).clamp_(min=0), fresh, at[fresh]])
-    sizes = [len(at), len(fresh), len(fresh)]
-    there = {d: where.to(d, non_blocking=True).split(sizes) for d in {t.device for t in new.values()}}
-    return {name: _picked(t, memory[name], *there[t.device]) for name, t in new.items()}
+    new, at = {"ids": ids, "rounds": torch.full_like(ids, round), **columns}, at.cpu()
+    return {name: _picked(t, memory[name], at) for name, t in new.items()}
 
 
-def _picked(new: Tensor, old: Tensor, stay: Tensor, fresh: Tensor, chosen: Tensor) -> Tensor:
-    """`cat([new, old])[at]` without the copy in between, which would be as large as the memory.
-
-    The old rows `stay` but for those at `fresh`, where the `chosen` new ones come.
-    """
-    rows = new.index_select(0, chosen)
-    return rows if len(fresh) == len(stay) else old.index_select(0, stay).index_copy_(0, fresh, rows)
+def _picked(new: Tensor, old: Tensor, at: Tensor) -> Tensor:
+    """`cat([new, old])[at]`, of rows without the copy in between, which would be as large as the memory."""
+    if new.dim() == 1:
+        return torch.cat([new, old]).index_select(0, at.to(new.device, non_blocking=True))
+    from_new = at.numpy() < len(new)
+    if from_new.all():
+        return new.index_select(0, at.to(new.device, non_blocking=True))
+    fresh = from_new.nonzero()[0]
+    where = np.concatenate([np.maximum(at.numpy() - len(new), 0), fresh, at.numpy()[fresh]])
+    there = torch.from_numpy(where).to(new.device, non_blocking=True)  # at once, and without waiting for a GPU
+    stay, into, chosen = torch.split(there, [len(at), len(fresh), len(fresh)])
+    return old.index_select(0, stay).index_copy_(0, into, new.index_select(0, chosen))
 
 
 def recall(memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,4 +76,15 @@ def recall(memory: State, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 def absent(memory: State, ids: Tensor, since: float = 0) -> Tensor:
     """[n]: which of those in the memory are not among `ids`, and were heard in round `since` or later."""
-    return ~torch.isin(memory["ids"], ids) & (memory["rounds"] >= since)
+    new, old, rounds = _numbers(ids, memory["ids"], memory["rounds"])
+    return torch.from_numpy(~among(old, new) & (rounds >= since)).to(memory["ids"].device)
+
+
+def _numbers(*tensors: Tensor) -> list[Ints]:
+    return [t.cpu().numpy() for t in tensors]
+
+
+def among(some: Ints, ids: Ints) -> Bools:
+    """Which of `some` are among `ids`, which ascend."""
+    found: Bools = ids.take(ids.searchsorted(some), mode="clip") == some if len(ids) else np.zeros(len(some), np.bool_)
+    return found

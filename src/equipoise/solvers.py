@@ -8,6 +8,8 @@ are, see the engine's `steady`).
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -72,8 +74,10 @@ def min_norm(gram: Tensor, mask: Tensor | None = None) -> Tensor:
     zero = there & (squares <= _TINY)
     real = there & ~zero
     length = np.sqrt(np.where(real, squares, 1.0))
-    pair = real[..., :, None] & real[..., None, :]
-    c = np.where(pair, g / length[..., :, None] / length[..., None, :], 0.0)
+    c = g / length[..., :, None]
+    c /= length[..., None, :]
+    if not real.all():
+        c[~(real[..., :, None] & real[..., None, :])] = 0.0
     b = np.where(real, np.where(real, length, np.inf).min(-1, keepdims=True) / length, 0.0)
     cosines, shares, some = (torch.from_numpy(x) for x in (c, b, real))
     v = _pivoted(cosines, shares, some)
@@ -115,9 +119,9 @@ def _pivoted_set(c: Floats, b: Floats, real: Bools) -> Floats:
         x, at = np.zeros_like(b), used.nonzero()[0]
         block = _block(c, at, _FLOOR)
         x[at] = _solved(block, b[at])
-        y = np.einsum("ij,j->i", c, x) - b  # by numpy's own hand, in this thread
+        y = np.einsum("ij,j->i", c, x) - b  # its own loop, in this thread
         wrong = real & (np.where(used, x, y) < -_SIGN * np.abs(x).sum())
-        count = np.count_nonzero(wrong)
+        count = int(np.count_nonzero(wrong))
         chances = _CHANCES if count < fewest else chances - 1
         fewest = min(fewest, count)
         if count == 0 or chances < 0:
@@ -138,14 +142,13 @@ def _block(c: Floats, at: Ints, ridge: float) -> Floats:
 
 def _solved(block: Floats, b: Floats) -> Floats:
     """NaN where there is no answer."""
-    try:
-        if len(b) < _FEW:
-            return np.linalg.solve(block, b)
-        factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(block))
-        x: Floats = torch.cholesky_solve(torch.from_numpy(b)[:, None], factor)[:, 0].numpy()
-        return x if not failed else np.full_like(b, np.nan)
-    except np.linalg.LinAlgError:
-        return np.full_like(b, np.nan)
+    x: Floats = np.full_like(b, np.nan)
+    if len(b) < _FEW:
+        with contextlib.suppress(np.linalg.LinAlgError):
+            x = np.linalg.solve(block, b).astype(np.float64, copy=False)
+        return x
+    factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(block))
+    return x if failed else torch.cholesky_solve(torch.from_numpy(b)[:, None], factor)[:, 0].numpy()
 
 
 def _interior_point(c: Tensor, b: Tensor, real: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ def normalised(weights: Tensor) -> Tensor:
 
 def spread(weights: Tensor, rows: Tensor) -> Tensor:
     """[m]: the weights of rows, handed to the m clients in them in equal parts; row -1 is none, and gets nothing."""
+    rows = rows.to(weights.device)  # some rules keep such numbers in host memory
     inside = rows >= 0
     each = torch.bincount(rows[inside], minlength=len(weights)).clamp(min=1).to(weights.dtype)
     return torch.where(inside, (weights / each)[rows.clamp(min=0)], torch.zeros((), dtype=weights.dtype))

@@ -1,6 +1,8 @@
 """What RFFL and CGSV promise beyond their equations: shares, odd reputations, removals, and the ledger."""
 
+import itertools
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -95,6 +97,24 @@ def test_of_equal_magnitudes_the_first_are_given() -> None:
     assert gifts.tolist() == [[-2, 0, 0, 0], [-2, 2, 0, 0], [-2, 2, -2, 0]]
 
 
+@given(
+    values=st.lists(st.integers(-2, 2), min_size=1, max_size=30),
+    cuts=st.lists(st.integers(0, 30), max_size=4),
+    quota=st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.77, 1.0]),
+)
+def test_in_every_tensor_equal_magnitudes_are_given_from_the_first_on(
+    values: list[int], cuts: list[int], quota: float
+) -> None:
+    u, ends = torch.tensor(values, dtype=torch.float64), sorted({0, len(values), *(c % len(values) for c in cuts)})
+    layout = Layout.of({str(a): torch.empty(b - a) for a, b in itertools.pairwise(ends)})
+    expected = torch.zeros_like(u)
+    for slot in layout.slots:
+        order = sorted(range(slot.start, slot.stop), key=lambda j: (-abs(values[j]), j))
+        chosen = order[: math.ceil(quota * len(order) - 1e-9)]
+        expected[chosen] = u[chosen]
+    assert largest(u, torch.tensor([quota], dtype=torch.float64), layout, "tensor")[0].tolist() == expected.tolist()
+
+
 def test_a_share_that_is_a_whole_number_up_to_rounding_is_not_rounded_up() -> None:
     u = torch.arange(1.0, 50.0, dtype=torch.float64)
     third = torch.tensor([1 / 49 * (1 + 2e-16) * 7], dtype=torch.float64)
@@ -162,6 +182,17 @@ def test_a_zero_aggregate_changes_nothing_and_says_so(rule: ServerRule) -> None:
         assert not outcome.direction.any()
         assert outcome.exclude == ()
         got(outcome)
+
+
+@pytest.mark.parametrize(
+    ("rule", "lengths"), [(RFFL(), (0.1, 0.2, -0.3)), (RFFL(clip=0.5), (9.1, -7.3)), (CGSV(), (9.1, -7.3))]
+)
+def test_what_rounding_leaves_where_updates_cancel_is_zero(rule: ServerRule, lengths: tuple[float, ...]) -> None:
+    for seed in range(5):
+        rows = torch.tensor(lengths, dtype=torch.float64)[:, None] * noise(1, seed=seed)
+        outcome = rounds(rule, [cohort(rows)])[0]
+        assert "aggregate is zero" in outcome.info["reason"]
+        assert not outcome.direction.any() and outcome.exclude == ()
 
 
 def test_a_zero_aggregate_leaves_earned_reputations_alone() -> None:

@@ -1,17 +1,20 @@
 """Rows of d numbers as server rules that look for a direction need them: their products, and mixtures of them.
 
 A direction is a mixture of rows. All that decides which one is in the rows' products, in float64; the d numbers of a
-row are read twice, for the products and for the mixture.
+row are read twice, for the products and for the mixture. Where they are on a GPU it is asked once for all that decides:
+every question waits for whatever is still to be done there.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from equipoise.layout import pieces
+from equipoise.solvers import Floats
 
 ZERO = 1e-6  # what is this short, relative to what it is made of, is zero; down to here float64 keeps signs right
 _CHUNK = 1 << 17  # how many numbers are turned into float64 at a time: as such they fit in a core's own cache
@@ -22,7 +25,7 @@ Layers = Sequence[Sequence[slice]]
 
 
 class Table:
-    """The rows [updates; past] in float64: a few columns at a time, or once and for all where there is room for them."""
+    """The rows [updates; past] in float64: a few columns at a time, or once and for all where there is room."""
 
     def __init__(self, updates: Tensor, past: Tensor | None = None) -> None:
         self.updates, self.past = updates, updates[:0] if past is None else past
@@ -86,11 +89,11 @@ def _add_products(x: Tensor, k: int, into: Tensor) -> None:
 # ------------------------------------------------------------------------------------------------ to and from a GPU
 
 
-def answer(*asked: Tensor) -> list[Tensor]:
+def answer(*asked: Tensor) -> list[Floats]:
     """These in host memory, in float64 (whole numbers are exact up to 2^53): a GPU is asked once for all of them."""
-    device = asked[0].device
-    told = torch.cat([t.flatten().to(device) for t in asked]).to("cpu", torch.float64)
-    return [part.view(t.shape) for part, t in zip(told.split([t.numel() for t in asked]), asked, strict=True)]
+    told = torch.cat([sent(t.flatten(), asked[0]) for t in asked]).to("cpu", torch.float64).numpy()
+    ends = itertools.accumulate(t.numel() for t in asked)
+    return [told[end - t.numel() : end].reshape(t.shape) for end, t in zip(ends, asked, strict=True)]
 
 
 def sent(small: Tensor, to: Tensor) -> Tensor:

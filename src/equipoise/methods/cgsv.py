@@ -23,12 +23,25 @@ of a newcomer has no weight until it has been judged.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core import Cohort, Method, Outcome, ServerRule, State, normalised
+from equipoise.core import Cohort, Method, Outcome, ServerRule, State
 from equipoise.errors import require
-from equipoise.methods.rffl import Largest, OwnModel, agreement, enrolled, largest, no_reputations, norms, weights
+from equipoise.methods._rows import answer, sent
+from equipoise.methods.rffl import (
+    Largest,
+    OwnModel,
+    aggregated,
+    enrolled,
+    largest,
+    ledger,
+    no_reputations,
+    parts_of_one,
+    told,
+    weights,
+)
 
 LEAST = 1e-3
 """No reputation is smaller, before they are divided by their sum."""
@@ -64,25 +77,24 @@ class CGSV(ServerRule):
         require(self.largest in ("tensor", "model"), "cgsv: largest", self.largest, 'use "tensor" or "model"')
 
     def init(self, w: Tensor) -> State:
-        return no_reputations(w)
+        return no_reputations()
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
-        ids, old, here = enrolled(state, cohort)
-        rows = cohort.updates.to(torch.float64)
-        rows = self.gamma * rows / norms(rows)
-        weight = weights(old[here], cohort.sizes)
-        u = weight @ rows
-        new = old.index_copy(0, here, self.alpha * old[here] + (1 - self.alpha) * agreement(rows, u))
-        reputation = normalised(new.clamp(min=LEAST))
-        wish = torch.tanh(self.beta * reputation)
+        numbers, sizes = answer(cohort.ids, cohort.sizes)
+        ids, old, here = enrolled(state, numbers.astype(np.int64))
+        weight = weights(old[here], sizes)
+        found = aggregated(cohort, weight, lambda lengths: self.gamma / lengths)
+        new = old.copy()
+        new[here] = self.alpha * old[here] + (1 - self.alpha) * found.cos
+        reputation = parts_of_one(np.maximum(new, LEAST))
+        wish = np.tanh(self.beta * reputation)
         quota = (wish / wish.max())[here]
-        dtype = cohort.updates.dtype
-        reason = {} if bool(u.any()) else {"reason": "the aggregate is zero: nobody agrees with it"}
+        rows, reason = cohort.updates, {"reason": "the aggregate is zero: nobody agrees with it"} if found.zero else {}
         return Outcome(
-            direction=u.to(dtype),
-            state={"ids": ids, "reputation": reputation},
-            downloads=-largest(u, quota, cohort.layout, self.largest).to(dtype),
-            info={"reputation": reputation[here], "quota": quota, "weights": weight, **reason},
+            direction=found.u.to(rows.dtype),
+            state=ledger(ids, reputation),
+            downloads=largest(-found.u, sent(torch.from_numpy(quota), rows), cohort.layout, self.largest, rows.dtype),
+            info={**told(reputation[here], quota, weight), **reason},
         )
 
 

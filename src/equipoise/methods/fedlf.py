@@ -37,6 +37,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,9 +53,9 @@ from equipoise.core import (
     WeightedMean,
 )
 from equipoise.layout import joined
-from equipoise.methods._rows import ZERO, Table, whole
+from equipoise.methods._rows import ZERO, Table, answer
 from equipoise.methods.fedsgd import FedSGD
-from equipoise.solvers import min_norm
+from equipoise.solvers import Bools, Floats, Ints, min_norm
 
 Layer = Literal["module", "tensor", "model", "fragments"]
 Fair = Literal["cos", "fedmdfg", "none"]
@@ -100,22 +101,27 @@ class FedLF(ServerRule):
         return frozenset() if self.fair == "none" else frozenset({"losses"})
 
     def init(self, w: Tensor) -> State:
-        memory = history.blank(rows=w, lr=w.new_ones((), dtype=torch.float64))
-        return {**memory, "gram": w.new_empty((0, 0, 0), dtype=torch.float64), "seen": memory["ids"]}
+        memory = history.blank(lr=torch.ones((), dtype=torch.float64))
+        gram = torch.empty((0, 0, 0), dtype=torch.float64)
+        return {**memory, "rows": w.new_empty((0, *w.shape)), "gram": gram, "seen": memory["ids"]}
 
+    @np.errstate(all="ignore")  # what is not a number loses every comparison, as in torch
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
-        layers, h, k = self._layers(cohort), self._h(cohort), len(cohort)
-        # Who is who is decided in host memory, where all but the rows stays: a GPU would wait for every answer.
-        known, ids = {name: t if name == "rows" else t.cpu() for name, t in state.items()}, cohort.ids.cpu()
-        seen = torch.unique(torch.cat([known["seen"], ids]))
-        absent = torch.nonzero(history.absent(known, ids, self._since(cohort, len(seen)))).flatten()
-        table, slices = Table(cohort.updates, known["rows"]), list(layers.values())
-        gram, size = _gram(table, slices, known["gram"])
+        layers, k = self._layers(cohort), len(cohort)
+        table, slices = Table(cohort.updates, state["rows"]), list(layers.values())
+        # A GPU is asked once. Who is who and where to go is decided in host memory, where all but the rows stays.
+        asked = table.products(slices), _norm(cohort.updates.mean(0)), cohort.ids, self._losses(cohort)
+        new, size, numbers, losses = answer(*asked)
+        known, ids = {n: t if n == "rows" else t.cpu() for n, t in state.items()}, torch.from_numpy(numbers).long()
+        gram, h = _bordered(new, known["gram"].numpy()), self._h(losses)
+        seen = _joint(known["seen"], ids)
         after = {**self._remembered(cohort, ids, known, gram), "seen": seen}
 
-        at = torch.cat([torch.arange(k), k + absent])
-        scale = torch.cat([known["lr"].new_ones(k), cohort.lr / known["lr"][absent]])
-        groups, shortest = _joined(_among(gram, at) * scale[:, None] * scale, k, h, self.normalise_rows)
+        absent = history.absent(known, ids, self._since(cohort, len(seen))).numpy().nonzero()[0]
+        at = np.concatenate([np.arange(k), k + absent])
+        scale = np.concatenate([np.ones(k), cohort.lr / known["lr"].numpy()[absent]])
+        among = _among(gram, at) * scale[:, None] * scale
+        groups, shortest = _joined(among, k, h, self.normalise_rows)
         names = ["+".join(list(layers)[i] for i in group) for group in groups]
         info = {
             "absent": len(absent),
@@ -123,14 +129,15 @@ class FedLF(ServerRule):
             "merged": [name for name, group in zip(names, groups, strict=True) if len(group) > 1],
             "group_conflicts": dict(zip(names, shortest.against.tolist(), strict=True)),
         }
-        if size == 0 or bool(shortest.zero.any()):
+        if size == 0 or shortest.zero.any():
             zero, reason = torch.zeros_like(cohort.start), "Pareto stationary: some mixture of the updates is zero"
             return Outcome(zero, after, stop=reason if self.stop else None, info={**info, "reason": reason})
-        weights = gram.new_zeros(gram.shape[:2])
+        weights = np.zeros(gram.shape[:2])
         weights[:, at] = shortest.weights[[g for g, group in enumerate(groups) for _ in group]] * scale
-        d = table.mixture(slices, weights)
+        d = table.mixture(slices, torch.from_numpy(weights))
         length = _norm(d)
-        return Outcome(d * torch.where(length > 0, size / length, 1.0), after, info=info)  # what rounds to zero is zero
+        d *= torch.where(length > 0, float(size) / length, 1.0)  # what rounds to zero is zero
+        return Outcome(d, after, info=info)
 
     def _layers(self, cohort: Cohort) -> dict[str, list[slice]]:
         d = len(cohort.start)
@@ -141,20 +148,22 @@ class FedLF(ServerRule):
         n = min(d, self.fragments or len(cohort.layout.layers()))
         return {f"fragment{i + 1}": [slice(i * d // n, (i + 1) * d // n)] for i in range(n)}
 
-    def _h(self, cohort: Cohort) -> Tensor | None:
-        """[K]: how the fairness objective's gradient is made of the clients'; None where it has none."""
+    def _losses(self, cohort: Cohort) -> Tensor:
         if self.fair == "none":
-            return None
+            return cohort.updates.new_empty(0)
         if cohort.losses is None:
             raise EquipoiseError("fedlf: the cohort has no losses", 'fair = "none" does without')
-        f = cohort.losses.cpu().to(torch.float64)
-        length = float(_norm(f))
+        return cohort.losses
+
+    def _h(self, f: Floats) -> Floats | None:
+        """[K]: how the fairness objective's gradient is made of the clients'; None where it has none."""
+        length = float(np.linalg.norm(f))
         if length == 0:
             return None
-        p = torch.full_like(f, len(f) ** -0.5)
+        p = np.full_like(f, len(f) ** -0.5)
         cos = float(f @ p) / length
-        off = cos * f / length - p
-        sin = float(_norm(off))
+        off: Floats = cos * f / length - p
+        sin = float(np.linalg.norm(off))
         if sin <= ZERO or (self.fair == "fedmdfg" and math.atan2(sin, cos) <= self.theta):
             return None
         return off / (length if self.fair == "cos" else sin)
@@ -163,13 +172,13 @@ class FedLF(ServerRule):
         """The round from which on an absent client counts."""
         return {"recent": cohort.round - seen / len(cohort), "last": cohort.round - 1}.get(self.absent, 0)
 
-    def _remembered(self, cohort: Cohort, ids: Tensor, known: State, gram: Tensor) -> State:
+    def _remembered(self, cohort: Cohort, ids: Tensor, known: State, gram: Floats) -> State:
         """Updates as they were sent, so that their products with each other need not be computed again."""
         cap, since = (0 if self.absent == "none" else self.cap), (cohort.round if self.absent == "last" else 0)
         lr = known["lr"].new_full((len(cohort),), cohort.lr)
         at = history.kept(known, ids, cohort.round, cap, since)
         memory = history.moved(known, ids, cohort.round, at, rows=cohort.updates, lr=lr)
-        return {**memory, "gram": _among(gram, at)}
+        return {**memory, "gram": torch.from_numpy(_among(gram, at.numpy()))}
 
 
 # ------------------------------------------------------------------------------------------------ the shortest vectors
@@ -178,62 +187,65 @@ class FedLF(ServerRule):
 class _Shortest(NamedTuple):
     """The shortest vectors of g hulls: weights [g, n] of the rows, whether it is zero, how many clients oppose it."""
 
-    weights: Tensor
-    zero: Tensor
-    against: Tensor
+    weights: Floats
+    zero: Bools
+    against: Ints
 
 
-def _shortest(gram: Tensor, k: int, h: Tensor | None, normalise: bool) -> _Shortest:
+def _shortest(gram: Floats, k: int, h: Floats | None, normalise: bool) -> _Shortest:
     """For g hulls of n rows, of which the first k are online clients and make the fair row: gram [g, n, n]."""
-    length = gram.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).sqrt()
-    mean = length[:, :k].mean(-1, keepdim=True)
-    scale = torch.where(length > 0, mean / length, 0.0) if normalise else torch.ones_like(length)
-    hull, fair = gram * scale[..., None] * scale[:, None], None
+    length = np.sqrt(np.maximum(gram.diagonal(axis1=1, axis2=2), 0.0))
+    mean, real = length[:, :k].mean(-1, keepdims=True), length > 0
+    scale = np.where(real, mean / np.where(real, length, 1.0), 0.0) if normalise else np.ones_like(length)
+    hull = gram * scale[..., None] * scale[:, None]
+    fair = np.zeros((len(gram), k))
     if h is not None:
-        fair = torch.zeros_like(length)
-        fair[:, :k] = h * scale[:, :k]
-        long = (fair[:, None] @ gram @ fair[..., None])[..., 0].clamp(min=0.0).sqrt()
-        real = long > ZERO * (fair.abs() * length).sum(-1, keepdim=True)
-        fair = torch.where(real, fair * mean / torch.where(real, long, 1.0) if normalise else fair, 0.0)
-        along = fair[:, None] @ gram
-        hull = torch.cat([hull, along * scale[:, None]], 1)
-        hull = torch.cat([hull, torch.cat([hull[:, -1:], along @ fair[..., None]], -1).mT], -1)
-    w = min_norm(hull, hull.diagonal(dim1=-2, dim2=-1) > 0)
-    square = (w[:, None] @ hull @ w[..., None])[:, 0, 0].clamp(min=0.0)
-    weights = w[:, : length.shape[1]] * scale
-    weights = weights if fair is None else weights + w[:, -1:] * fair
-    against = ((gram[:, :k] @ weights[..., None])[..., 0] < 0).sum(-1)
-    return _Shortest(weights, square.sqrt() <= ZERO * mean[:, 0], against)
+        fair = h * scale[:, :k]
+        along = np.einsum("gk,gkn->gn", fair, gram[:, :k])
+        long = np.sqrt(np.maximum((along[:, :k] * fair).sum(-1, keepdims=True), 0.0))
+        real = long > ZERO * (np.abs(fair) * length[:, :k]).sum(-1, keepdims=True)
+        fit = np.where(real, mean / np.where(real, long, 1.0) if normalise else 1.0, 0.0)
+        fair, first = fair * fit, np.concatenate([(long * fit) ** 2, along * fit * scale], -1)
+        hull = _bordered(first[:, None], hull)
+    w = min_norm(torch.from_numpy(hull), torch.from_numpy(hull.diagonal(axis1=1, axis2=2) > 0)).numpy()
+    products = np.einsum("gmn,gn->gm", hull, w)
+    square = np.maximum((w * products).sum(-1), 0.0)
+    rows = slice(w.shape[1] - length.shape[1], None)  # all but the fair one, if there is one
+    weights = w[:, rows] * scale
+    weights[:, :k] += w[:, :1] * fair
+    return _Shortest(weights, np.sqrt(square) <= ZERO * mean[:, 0], (products[:, rows][:, :k] < 0).sum(-1))
 
 
-def _joined(gram: Tensor, k: int, h: Tensor | None, normalise: bool) -> tuple[list[list[int]], _Shortest]:
+def _joined(gram: Floats, k: int, h: Floats | None, normalise: bool) -> tuple[list[list[int]], _Shortest]:
     """Layers, merged until none is zero or all are one; the products of merged layers are the sums of theirs."""
     groups = [[layer] for layer in range(len(gram))]
     found = _shortest(gram, k, h, normalise)
-    while len(groups) > 1 and bool(found.zero.any()):
-        at = min(int(found.zero.int().argmax()), len(groups) - 2)
+    while len(groups) > 1 and found.zero.any():
+        at = min(int(found.zero.argmax()), len(groups) - 2)
         groups[at : at + 2] = [groups[at] + groups[at + 1]]
-        new = _shortest(gram[groups[at]].sum(0, keepdim=True), k, h, normalise)
-        found = _Shortest(*(torch.cat([a[:at], b, a[at + 2 :]]) for a, b in zip(found, new, strict=True)))
+        new = _shortest(gram[groups[at]].sum(0, keepdims=True), k, h, normalise)
+        found = _Shortest(*(np.concatenate([a[:at], b, a[at + 2 :]]) for a, b in zip(found, new, strict=True)))
     return groups, found
 
 
-# ------------------------------------------------------------------------------------------------ rows of d numbers
+def _bordered(new: Floats, known: Floats) -> Floats:
+    """[L, n, n]: all products, from those of the first k rows [L, k, n] and those of the others with each other."""
+    layers, k, n = new.shape
+    out = np.empty((layers, n, n))
+    out[:, :k], out[:, k:, :k] = new, new[..., k:].swapaxes(1, 2)
+    out[:, k:, k:] = known.reshape(layers, n - k, n - k)
+    return out
 
 
-def _gram(table: Table, layers: Sequence[Sequence[slice]], known: Tensor) -> tuple[Tensor, float]:
-    """[L, n, n] in host memory: the products of all rows, layer by layer; those of the past ones are `known`.
-
-    And the length of the mean update, in the same answer of a GPU.
-    """
-    new = table.products(layers)
-    told = torch.cat([new.flatten(), _norm(table.updates.mean(0))[None]]).cpu()
-    return whole(told[:-1].view(new.shape), known), float(told[-1])
-
-
-def _among(gram: Tensor, at: Tensor) -> Tensor:
+def _among(gram: Floats, at: Ints) -> Floats:
     """The products [L, m, m] of the rows `at` with each other."""
-    return gram.index_select(1, at).index_select(2, at)
+    return gram.take(at, 1).take(at, 2)
+
+
+def _joint(seen: Tensor, ids: Tensor) -> Tensor:
+    """All clients seen so far, ascending."""
+    old, new = seen.numpy(), ids.numpy()
+    return seen if history.among(new, old).all() else torch.from_numpy(np.union1d(old, new))
 
 
 def _norm(x: Tensor) -> Tensor:

@@ -19,25 +19,33 @@ whole model), and of equal magnitudes the first counts as larger. Options, off b
 authors' program has (there participants cut their own step as well; here the server cuts what it uses), `grace` rounds
 without removals, `beta`, and `subtract_own = false`, as in that program. Partial participation is ours: reputations are
 divided by their sum over everyone known, the absent keep theirs and are not judged, and a newcomer's update has no
-weight until it has been judged. Where a formula has no value, the log has a `reason`: with a zero aggregate, or nobody
-on its side, reputations stay; where they sum to zero or less, negative ones count as zero, as they do in weights.
+weight until it has been judged. Where a formula has no value, the log has a `reason`: with an aggregate of zero (to
+1e-12 of what it is made of), or nobody on its side, reputations stay; where they sum to zero or less, negative ones
+count as zero, as they do in weights.
 
 Without `clip` a few free riders with large updates take over, and the honest are removed: whenever somebody may be
 malicious, set it, to no more than the norm of an honest update. No setting withstands a majority that agrees with
 itself.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core import At, Cohort, Layout, Method, Outcome, ServerRule, State, normalised
+from equipoise.core import At, Cohort, Layout, Method, Outcome, ServerRule, State
 from equipoise.errors import require
+from equipoise.methods._rows import Table, answer, sent
 from equipoise.methods.local import Alone
+from equipoise.solvers import Floats, Ints
 
 Largest = Literal["tensor", "model"]
+
+ROUNDING = 1e-12
+"""An aggregate this short, relative to what it is made of, is zero."""
 
 
 @dataclass(frozen=True)
@@ -54,46 +62,93 @@ class OwnModel(Alone):
 # ------------------------------------------------------------------------------------- what RFFL and CGSV share
 
 
-def no_reputations(w: Tensor) -> State:
+# Reputations are a few numbers: they are kept and changed in host memory, where a GPU need not be asked about them.
+
+
+def no_reputations() -> State:
     """Nobody is known yet. Reputations are kept by client id, ascending."""
-    return {"ids": w.new_empty(0, dtype=torch.int64), "reputation": w.new_empty(0, dtype=torch.float64)}
+    return {"ids": torch.empty(0, dtype=torch.int64), "reputation": torch.empty(0, dtype=torch.float64)}
 
 
-def enrolled(state: State, cohort: Cohort) -> tuple[Tensor, Tensor, Tensor]:
-    """Everyone known, newcomers included; their reputations, a newcomer's being 0; and where the cohort is in there."""
-    new = cohort.ids[~torch.isin(cohort.ids, state["ids"])]
-    ids, order = torch.cat([state["ids"], new]).sort()
-    reputation = torch.cat([state["reputation"], state["reputation"].new_zeros(len(new))])[order]
-    return ids, reputation, torch.searchsorted(ids, cohort.ids)
+def enrolled(state: State, ids: Ints) -> tuple[Ints, Floats, Ints]:
+    """Everyone known, newcomers included; their reputations, a newcomer's being 0; and where `ids` are in there."""
+    known = state["ids"].cpu().numpy()
+    everyone = np.union1d(known, ids)
+    reputation = np.zeros(len(everyone))
+    reputation[everyone.searchsorted(known)] = state["reputation"].cpu().numpy()
+    return everyone, reputation, everyone.searchsorted(ids)
 
 
-def weights(reputation: Tensor, sizes: Tensor) -> Tensor:
+def ledger(ids: Ints, reputation: Floats) -> State:
+    return {"ids": torch.from_numpy(ids), "reputation": torch.from_numpy(reputation)}
+
+
+def parts_of_one(x: Floats) -> Floats:
+    """What sums to 1; all zero stays all zero."""
+    total = x.sum()
+    return x / total if total != 0 else x
+
+
+def weights(reputation: Floats, sizes: Floats) -> Floats:
     """Reputations as weights that sum to 1; sizes, as long as nobody has a reputation."""
-    return normalised(reputation if bool(reputation.any()) else sizes.to(reputation.dtype))
+    return parts_of_one(reputation if reputation.any() else sizes)
 
 
-def norms(rows: Tensor) -> Tensor:
-    """[K, 1]: Euclidean norms, 1 for a row of zeros so that one can divide by them."""
-    found = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    return torch.where(found == 0, torch.ones_like(found), found)
+class Aggregate(NamedTuple):
+    """u = sum_k p_k s_k u_k, in float64 and where the updates are; in host memory cos(u, u_k), s and whether u = 0."""
+
+    u: Tensor
+    cos: Floats
+    scale: Floats
+    zero: bool
 
 
-def agreement(rows: Tensor, u: Tensor) -> Tensor:
-    """[K]: cos(u, u_k); 0 where one of them is zero."""
-    return ((rows / norms(rows)) @ (u / norms(u))).clamp(-1.0, 1.0)
+@np.errstate(all="ignore")  # a cosine that cannot be computed is 0, as that with a zero update
+def aggregated(cohort: Cohort, weight: Floats, scale: Callable[[Tensor], Tensor]) -> Aggregate:
+    """`scale`: s by the lengths of the updates, 1 in place of 0. A GPU is asked once, at the end."""
+    rows, table = cohort.updates, Table(cohort.updates)
+    long = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    s = scale(torch.where(long > 0, long, 1.0))
+    p = sent(torch.from_numpy(weight), rows) * s
+    u, along = torch.empty_like(cohort.start, dtype=torch.float64), torch.zeros_like(long)
+    for part, x in table.read([slice(0, len(u))]):
+        torch.mv(x.mT, p, out=u[part])
+        along += x @ u[part]
+    lengths, products, scales, length = answer(long, along, s, torch.linalg.vector_norm(u))
+    zero = bool(length <= ROUNDING * (weight * scales * lengths).sum() < np.inf)
+    cos = products / (lengths * length)
+    cos = np.where(np.isfinite(cos) & (not zero), cos, 0.0).clip(-1.0, 1.0)
+    return Aggregate(torch.zeros_like(u) if zero else u, cos, scales, zero)
 
 
-def largest(u: Tensor, quota: Tensor, layout: Layout, by: Largest) -> Tensor:
+def told(reputation: Floats, quota: Floats, weight: Floats) -> dict[str, Tensor]:
+    """A row per client of the cohort, for the log."""
+    said = {"reputation": reputation, "quota": quota, "weights": weight}
+    return {name: torch.from_numpy(x) for name, x in said.items()}
+
+
+def largest(u: Tensor, quota: Tensor, layout: Layout, by: Largest, dtype: torch.dtype = torch.float64) -> Tensor:
     """[K, d]: of each tensor of u (or of all of it) the share quota_k that is largest, rounded up; 0 elsewhere."""
-    parts = [slice(s.start, s.stop) for s in layout.slots] if by == "tensor" else []
-    out = u.new_empty((len(quota), len(u)))
-    for part in parts or [slice(0, len(u))]:
-        order = u[part].abs().argsort(descending=True, stable=True)
-        rank = torch.empty_like(order)
-        rank[order] = torch.arange(len(order), device=u.device)
-        count = (quota * len(order) * (1 - 1e-12)).ceil()  # what is a whole number up to rounding stays one
-        out[:, part] = torch.where(rank < count[:, None], u[part], torch.zeros_like(u[part]))
-    return out
+    place = places(u.abs(), layout if by == "tensor" else Layout())
+    share = quota[:, None] * (1 - 1e-12)  # what is a whole number up to rounding stays one
+    return torch.where(place < share, u.to(dtype), 0.0)
+
+
+def places(size: Tensor, layout: Layout) -> Tensor:
+    """[d]: the share of a tensor's numbers that are larger; of equals, the first counts as larger.
+
+    One sort serves all tensors: on a GPU each costs a dozen launches. A second one, which keeps the order of equals,
+    parts them by tensor, in the order in which they lie in the vector.
+    """
+    order, d = size.argsort(descending=True, stable=True), len(size)
+    slots = layout.slots or Layout.of({"": size}).slots
+    begin, count = sent(torch.tensor([[s.start for s in slots], [s.stop - s.start for s in slots]]), size)
+    number = torch.repeat_interleave(count, output_size=d)  # of the tensor that each is in
+    if len(slots) > 1:
+        key = number.to(torch.int16 if len(slots) < 1 << 15 else torch.int32)  # the shorter, the faster
+        order = order[key[order].argsort(stable=True)]
+    rank = torch.arange(d, device=size.device, dtype=torch.float64) - begin[number]
+    return torch.empty_like(rank).scatter_(0, order, rank / count[number])
 
 
 # ------------------------------------------------------------------------------------------------------ the rule
@@ -133,57 +188,62 @@ class RFFL(ServerRule):
         return self.clip is not None
 
     def init(self, w: Tensor) -> State:
-        return no_reputations(w)
+        return no_reputations()
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
-        ids, old, here = enrolled(state, cohort)
-        rows = self._clipped(cohort.updates.to(torch.float64))
-        weight = weights(old[here], cohort.sizes)
-        u = weight @ rows
-        share, judged, reason = self._judged(old, here, agreement(rows, u), bool(u.any()))
-        limit = self.threshold / len(ids) if judged and cohort.round >= self.grace else -torch.inf
-        gone = torch.zeros_like(ids, dtype=torch.bool)
+        numbers, sizes = answer(cohort.ids, cohort.sizes)
+        ids, old, here = enrolled(state, numbers.astype(np.int64))
+        weight = weights(old[here], sizes)
+        found = aggregated(cohort, weight, self._scale)
+        share, judged, reason = self._judged(old, here, found)
+        limit = self.threshold / len(ids) if judged and cohort.round >= self.grace else -np.inf
+        gone = np.zeros(len(ids), np.bool_)
         gone[here] = share[here] < limit
-        reputation = normalised(share.clamp(min=0) * ~gone)
+        reputation = parts_of_one(np.maximum(share, 0.0) * ~gone)
         quota = self._quota(reputation)[here]
-        allotted = largest(u, quota, cohort.layout, self.largest)
-        if self.subtract_own:
-            allotted.addcmul_(weight[:, None], rows, value=-1)
-        allotted.masked_fill_(gone[here][:, None], 0.0)
-        dtype = cohort.updates.dtype
         return Outcome(
-            direction=u.to(dtype),
-            state={"ids": ids[~gone], "reputation": reputation[~gone]},
-            downloads=allotted.neg_().to(dtype),
+            direction=found.u.to(cohort.updates.dtype),
+            state=ledger(ids[~gone], reputation[~gone]),
+            downloads=self._downloads(cohort, found, quota, weight * ~gone[here]),
             exclude=tuple(ids[gone].tolist()),
             info={
-                **{"reputation": reputation[here], "quota": quota, "weights": weight},
-                **{"removed": _told(ids[gone], share[gone], limit)},
+                **told(reputation[here], quota, weight),
+                **{"removed": _removals(ids[gone], share[gone], limit)},
                 **({"reason": reason} if reason else {}),
             },
         )
 
-    def _clipped(self, rows: Tensor) -> Tensor:
-        return rows if self.clip is None else rows * (self.clip / norms(rows)).clamp(max=1.0)
+    def _scale(self, lengths: Tensor) -> Tensor:
+        return torch.ones_like(lengths) if self.clip is None else (self.clip / lengths).clamp(max=1.0)
 
-    def _judged(self, old: Tensor, here: Tensor, cos: Tensor, moves: bool) -> tuple[Tensor, bool, str]:
+    def _judged(self, old: Floats, here: Ints, found: Aggregate) -> tuple[Floats, bool, str]:
         """Reputations that sum to 1, before any removal; whether they are new; and what was out of the ordinary."""
-        new = old.index_copy(0, here, self.alpha * old[here] + (1 - self.alpha) * cos)
-        if not moves:
+        new = old.copy()
+        new[here] = self.alpha * old[here] + (1 - self.alpha) * found.cos
+        if found.zero:
             return old, False, "the aggregate is zero: reputations stay"
-        if not bool((new > 0).any()):
+        if not (new > 0).any():
             return old, False, "nobody agrees with the aggregate: reputations stay"
-        if float(new.sum()) <= 0:
-            return normalised(new.clamp(min=0)), True, "reputations sum to zero or less: negative ones count as zero"
-        return normalised(new), True, ""
+        if new.sum() <= 0:
+            negative = "reputations sum to zero or less: negative ones count as zero"
+            return parts_of_one(np.maximum(new, 0.0)), True, negative
+        return parts_of_one(new), True, ""
 
-    def _quota(self, reputation: Tensor) -> Tensor:
-        top = reputation.max()
-        ratio = reputation / torch.where(top > 0, top, torch.ones_like(top))
-        return ratio if self.beta is None else torch.tanh(self.beta * ratio) / torch.tanh(ratio.new_tensor(self.beta))
+    def _quota(self, reputation: Floats) -> Floats:
+        ratio: Floats = reputation / (reputation.max() or 1.0)
+        return ratio if self.beta is None else np.tanh(self.beta * ratio) / np.tanh(self.beta)
+
+    def _downloads(self, cohort: Cohort, found: Aggregate, quota: Floats, weight: Floats) -> Tensor:
+        """[K, d]: the shares, without what each put in itself; `weight` is 0 for whoever is removed."""
+        rows = cohort.updates
+        out = largest(-found.u, sent(torch.from_numpy(quota), rows), cohort.layout, self.largest, rows.dtype)
+        if self.subtract_own:
+            own = torch.from_numpy(weight * found.scale).to(rows.dtype)
+            out.addcmul_(sent(own, rows)[:, None], rows)
+        return out
 
 
-def _told(ids: Tensor, share: Tensor, limit: float) -> list[dict[str, Any]]:
+def _removals(ids: Ints, share: Floats, limit: float) -> list[dict[str, Any]]:
     """Who was removed, and why."""
     pairs = zip(ids.tolist(), share.tolist(), strict=True)
     return [{"client": k, "reason": f"reputation {r:.3g} is below {limit:.3g}"} for k, r in pairs]

@@ -1,0 +1,120 @@
+"""How often rules ask a GPU for numbers, which waits for all that it has to do: a pretended one counts and computes."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from equipoise.core import Cohort, Outcome, ServerRule
+from equipoise.methods.cgsv import CGSV
+from equipoise.methods.fedlf import FedLF
+from equipoise.methods.rffl import RFFL
+from tests.small import cohort
+
+GPU = torch.device("cuda")
+WAIT = {
+    *(Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__),
+    *(Tensor.nonzero, torch.nonzero, torch.unique, Tensor.unique, torch.masked_select, Tensor.masked_select),
+}
+INDEXING = {Tensor.__getitem__, Tensor.__setitem__}
+
+
+class Far(Tensor):
+    """A tensor that says it is on a GPU."""
+
+    device = property(lambda self: GPU)  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+
+
+class PretendedGPU(TorchFunctionMode):
+    """Whatever is made of far tensors is far; what a GPU would have to be asked, or could not do, is noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.questions: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        far = any(isinstance(t, Far) for t in tensors)
+        if func in (Tensor.to, Tensor.cpu):
+            return self._moved(func, far, args, kwargs)
+        if far and func not in INDEXING:
+            assert all(isinstance(t, Far) or t.dim() == 0 for t in tensors), f"{func.__name__}: on two devices"
+        if far and self._waits(func, args):
+            self.questions.append(func.__name__)
+        made_there = torch.device(kwargs.pop("device", None) or "cpu") == GPU
+        out = func(*args, **kwargs)
+        return out.as_subclass(Far) if made_there else out
+
+    def _moved(self, func: Any, far: bool, args: Any, kwargs: Any) -> Tensor:
+        target = next((torch.device(a) for a in args[1:] if isinstance(a, str | torch.device)), args[0].device)
+        target = torch.device("cpu") if func is Tensor.cpu else target
+        rest = [a for a in args[1:] if not isinstance(a, str | torch.device)]
+        if far and target != GPU:
+            self.questions.append(func.__name__)
+        out = args[0].as_subclass(Tensor).to(*rest, **kwargs) if rest or kwargs else args[0].as_subclass(Tensor)
+        return out.as_subclass(Far if target == GPU else Tensor)
+
+    @staticmethod
+    def _waits(func: Any, args: Any) -> bool:
+        """For a number, for how many there will be, or for an index to be sent."""
+        index = tree_leaves(args[1]) if func in INDEXING else []
+        return func in WAIT or any(isinstance(t, Tensor) and (t.dtype == torch.bool or t.device != GPU) for t in index)
+
+
+def far(c: Cohort, *near: str) -> Cohort:
+    named = {f.name: getattr(c, f.name) for f in fields(c) if f.name not in near}
+    return replace(c, **{name: t.as_subclass(Far) for name, t in named.items() if isinstance(t, Tensor)})
+
+
+def rounds(rule: ServerRule) -> Iterator[tuple[Cohort, Outcome]]:
+    """Changing cohorts, everything near; d is more than one product on a GPU takes at a time."""
+    state = rule.init(torch.zeros(9000))
+    for t, ids in enumerate([[0, 1, 2], [2, 3, 4], [1, 5, 6], [0, 3, 6]]):
+        c = replace(cohort(3, 9000, seed=t, ids=ids, dtype=torch.float32), round=t, probe=None)
+        c = replace(c, updates=c.updates + 0.5)
+        yield c, (outcome := rule(c, state))
+        state = outcome.state
+
+
+@pytest.mark.parametrize("near", [(), ("ids", "sizes")], ids=["ids far", "ids near"])
+@pytest.mark.parametrize(
+    "rule", [FedLF(), FedLF(fair="none", absent="all"), RFFL(), RFFL(clip=0.5, beta=2.0), CGSV()], ids=str
+)
+def test_a_round_asks_a_gpu_once_and_rules_of_reputation_first_who_is_there(
+    rule: ServerRule, near: tuple[str, ...]
+) -> None:
+    with PretendedGPU():
+        state = rule.init(torch.zeros(9000).as_subclass(Far))
+    for c, expected in rounds(rule):
+        theirs = far(c, *near)
+        with PretendedGPU() as gpu:
+            outcome = rule(theirs, state)
+        state = outcome.state
+        assert len(gpu.questions) == (1 if isinstance(rule, FedLF) or near else 2), gpu.questions
+        assert isinstance(outcome.direction, Far)
+        kept = [t for name, t in state.items() if name != "rows"]
+        assert not any(isinstance(x, Far) for x in (*kept, *outcome.info.values()))
+        assert torch.allclose(outcome.direction.as_subclass(Tensor), expected.direction, rtol=1e-4, atol=1e-6)
+
+
+def test_the_pretended_gpu_notes_what_makes_one_wait_and_refuses_what_it_could_not_do() -> None:
+    x, here = torch.arange(4.0).as_subclass(Far), torch.arange(4)
+    waits: list[Callable[[], object]] = [
+        *(lambda: bool(x.any()), lambda: x.tolist(), lambda: x.cpu(), lambda: x.to("cpu", torch.float64)),
+        *(lambda: x[x > 1], lambda: x[here], lambda: torch.nonzero(x), lambda: float(x[0])),
+    ]
+    with PretendedGPU() as gpu:
+        for ask in waits:
+            ask()
+        assert len(gpu.questions) == len(waits)
+        assert torch.arange(3, device=x.device).device == here.to(x.device).device == (x * 2 + 1)[1:].device == GPU
+        assert len(gpu.questions) == len(waits)
+        with pytest.raises(AssertionError, match="two devices"):
+            x + here
