@@ -5,7 +5,7 @@ import torch
 
 from equipoise import models
 from equipoise.data import load, partition
-from equipoise.engine import evaluate, view
+from equipoise.engine import evaluate, risk
 from equipoise.engine.run import Scenario, Simulation
 from equipoise.engine.settings import Participation, Run, Train
 from equipoise.methods.ditto import ditto
@@ -35,7 +35,7 @@ def test_how_many_are_evaluated_at_once_changes_nothing(
     executor: str, numbers: int, samples: int, whole: Evaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluate, "_NUMBERS", numbers)
-    for module in (evaluate, view):
+    for module in (evaluate, risk):
         monkeypatch.setattr(module, "CHUNK", samples)
     found = evaluated(executor)
     assert (found.correct == whole.correct).all() and (found.class_correct == whole.class_correct).all()

@@ -28,6 +28,25 @@ def test_a_draw_is_distinct_sorted_free_and_as_large_as_it_can_be(k: int, round:
     assert len(ids) == min(k, 40 - len(out))
 
 
+@given(
+    st.integers(1, 40),
+    st.sets(st.integers(0, 44), max_size=40),
+    st.sets(st.integers(0, 44)),
+    st.sampled_from(["uniform", "size"]),
+)
+def test_who_is_not_drawn_makes_no_difference_by_being_excluded(
+    k: int, out: set[int], more: set[int], sampling: str
+) -> None:
+    """The server keeps the draw of the next round unless somebody in it has been excluded."""
+    settings = Participation(per_round=k, sampling=sampling)  # type: ignore[arg-type]
+    p = Participants(settings, torch.arange(40.0) + 1, Stream(1), added=5)
+    excluded = torch.zeros(45, dtype=torch.bool)
+    excluded[list(out)] = True
+    before = p.draw(7, excluded)
+    excluded[list(more - set(before.tolist()))] = True
+    assert torch.equal(p.draw(7, excluded), before)
+
+
 def test_everyone_by_default() -> None:
     assert participants().draw(0, NOBODY).tolist() == list(range(40))
 

@@ -77,10 +77,12 @@ class Split:
         start = int(self.start[client])
         return self.index[start : start + int(self.size[client])]
 
-    def padded(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def padded(self, ids: Tensor, longest: int | None = None) -> tuple[Tensor, Tensor]:
         """Sample numbers [K, longest] of clients `ids`, and a mask of the real ones; padding repeats a real sample."""
         size = self.size[ids]
-        place = torch.arange(max(1, int(size.max()) if len(ids) else 1), device=ids.device)
+        if longest is None:
+            longest = int(size.max()) if len(ids) else 0
+        place = torch.arange(max(1, longest), device=ids.device)
         mask = place < size[:, None]
         at = self.start[ids][:, None] + torch.where(mask, place, torch.zeros_like(place))
         return (self.index[at.clamp(max=len(self.index) - 1)] if len(self.index) else torch.zeros_like(at)), mask

@@ -20,7 +20,8 @@ from equipoise.at import Schedule, Stop
 from equipoise.core import SGD, ClientRule, State
 from equipoise.engine.batches import Batches, plan_batches
 from equipoise.engine.precision import steps_in
-from equipoise.engine.view import View, World, risk
+from equipoise.engine.risk import risk
+from equipoise.engine.view import View, World
 from equipoise.layout import finite_rows
 from equipoise.streams import Stream
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from equipoise.data.federation import Federation, Split
 from equipoise.engine.net import Net
+from equipoise.engine.risk import CHUNK, answers
 from equipoise.engine.simulator import Simulator
-from equipoise.engine.view import CHUNK, answers
 from equipoise.losses import correct
 from equipoise.metrics import Evaluation
 

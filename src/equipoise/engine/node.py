@@ -26,9 +26,9 @@ from equipoise.engine.messages import Answer, Ask, Parcel, read_ask
 from equipoise.engine.net import Net
 from equipoise.engine.participation import Participants
 from equipoise.engine.precision import check as check_precision
+from equipoise.engine.risk import answers
 from equipoise.engine.settings import Participation, Run, Train
 from equipoise.engine.simulator import How, Simulator
-from equipoise.engine.view import answers
 from equipoise.errors import EquipoiseError
 from equipoise.losses import correct
 from equipoise.streams import Stream
@@ -142,7 +142,7 @@ class Node:
             raise EquipoiseError(f"round {self.kept.round} is done, and {ask.round} was asked for")
         state = self.kept.before if ask.round == self.kept.round else self.kept.after
         self.here.store.put(self.ids, state)
-        before = self.here.states(self.ids)
+        before = self.here.states(self.ids, self.ids)
         messages = {n: t[None] for n, t in ask.messages.items()}
         done = self.here.train(_plan(ask), self.ids, messages, rule)
         if before:

@@ -17,6 +17,7 @@ from torch import Tensor
 from equipoise.at import Stop
 from equipoise.core import ClientRule, State
 from equipoise.data.federation import SPLITS
+from equipoise.engine import graphs
 from equipoise.engine.batches import Batches
 from equipoise.engine.record import Unrecordable, record
 from equipoise.engine.stage import STATE, Inputs, Played, holds, walk
@@ -141,18 +142,7 @@ class Captured:
             self.graphs[hold] = self._capture(lambda: self._step(hold))
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.no_grad(), torch.cuda.stream(side):
-            for _ in range(2):
-                self.at.zero_()
-                work()
-        torch.cuda.current_stream().wait_stream(side)
-        self.at.zero_()
-        graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(graph):
-            work()
-        return graph
+        return graphs.captured(work, self.at.zero_)
 
     def rounds(
         self, fixed: Inputs, each: Inputs, batches: Batches, update: Tensor | None

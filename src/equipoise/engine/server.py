@@ -124,7 +124,8 @@ class Server:
             return record(skipped=reason, info=info)
         if outcome.exclude:
             self.excluded[list(outcome.exclude)] = True
-            self._next = -1, self._next[1]  # the draw may come out otherwise now
+            if not set(outcome.exclude).isdisjoint(self._next[1].tolist()):  # else the draw comes out as it did
+                self._next = -1, self._next[1]
             info["excluded"] = list(outcome.exclude)
         if outcome.downloads is not None:
             exchange.deliver(plan, done.cohort.ids, outcome.downloads)

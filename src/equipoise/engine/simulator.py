@@ -20,6 +20,7 @@ from equipoise.engine.net import Net
 from equipoise.engine.participation import Participants
 from equipoise.engine.phases import phase
 from equipoise.engine.replay import Replay
+from equipoise.engine.risk import Risks
 from equipoise.engine.settings import Train
 from equipoise.engine.store import ClientStore, Wish
 from equipoise.engine.view import Disturb, World
@@ -70,7 +71,9 @@ class Simulator:
         on_gpu = how.device.type == "cuda"
         sizes = frozenset(c.stop - c.start for c in cuts(participants.most, net.layout.size, how.vectorised))
         widest = train.batch or int(self.host.size.max()) if len(self.host.size) else 0
-        self.replay = Replay(sizes, widest, capture=on_gpu and how.workers == 1) if how.replay else None
+        capture = on_gpu and how.workers == 1
+        self.replay = Replay(sizes, widest, capture) if how.replay else None
+        self.risks = Risks(sizes) if how.replay and capture else None
         self._last: tuple[Tensor, Done] | None = None
         self._stateful = bool(self.rule.init(self.w0[None]))
         self._side = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
@@ -83,8 +86,8 @@ class Simulator:
         """[N, d]: what the N original clients reach alone, on clean data; set by whoever keeps it between runs."""
 
     def executor(self, disturb: Disturb | None = None) -> Executor:
-        world = World(self.net, self.federation, self.host, self.vectorised, disturb, self.replay, self.precision)
-        return Executor(world, self.workers)
+        how = self.vectorised, disturb, self.replay, self.precision, self.risks
+        return Executor(World(self.net, self.federation, self.host, *how), self.workers)
 
     def __call__(self, plan: Plan) -> Replies:
         here = self.participants.answering(plan.round, plan.here)
@@ -100,7 +103,7 @@ class Simulator:
         done = self.train(plan, ids, messages, ends=type(self.rule).receive is not ClientRule.receive, here=here)
         with phase("train"):
             self.store.put(here, done.state)
-        self._last = ids, done
+        self._last = here, done
         return self._attacked(plan, Replies(ids, done.updates, sizes, done.losses, done.signals, ordered=True))
 
     def finish(self, plan: Plan) -> None:
@@ -134,7 +137,7 @@ class Simulator:
         losses, chance = "losses" in plan.needs, stream.child("model")
         work = Work(ids, received, batches, messages, plan.lr, plan.round, chance, losses, ends)
         executor = self.executor(self._disturb(plan.round))
-        return executor.run(rule, work, self.states(ids), self._alone)
+        return executor.run(rule, work, self.states(ids, here), self._alone)
 
     @phase("gather")
     def _batches(self, rule: ClientRule, round: int, here: Tensor) -> Batches:
@@ -152,15 +155,15 @@ class Simulator:
                 here = self.participants.answering(round, ids)
                 self._foreseen = round, here, self._batches(self.rule, round, here)
 
-    def states(self, ids: Tensor) -> State:
-        """The lasting state of these clients; those seen for the first time are prepared."""
+    def states(self, ids: Tensor, here: Tensor) -> State:
+        """The lasting state of these clients (`here`: in host memory); those seen for the first time are prepared."""
         if not self._stateful:
             return {}
-        new = ids[~self.store.known(ids).to(ids.device)]
+        new = here[~self.store.known(here)]
         if len(new):
-            rows = self.w0.expand(len(new), -1)
-            self.store.put(new, self.executor().prepare(self.rule, new, rows, self.lr, self.stream, self._alone))
-        return self.store.get(ids)
+            there, rows = new.to(ids.device), self.w0.expand(len(new), -1)
+            self.store.put(new, self.executor().prepare(self.rule, there, rows, self.lr, self.stream, self._alone))
+        return self.store.get(here)
 
     def personal(self, ids: Tensor, w: Tensor) -> Tensor:
         """The models that these clients use; clients never drawn have the state they started with, unsaved."""
@@ -217,9 +220,11 @@ class Simulator:
         trained, done = self._last
         if done.end is None:  # clients that do not take deltas
             return
-        at = torch.searchsorted(trained, ids)
-        state = {n: t[at] for n, t in done.state.items()}
-        self.store.put(ids, self.rule.receive(done.end[at], state, downloads))
+        end, state = done.end, done.state
+        if len(ids) < len(trained):  # else they are the same
+            at = torch.searchsorted(trained.to(ids.device), ids)
+            trained, end, state = trained[at.cpu()], end[at], {n: t[at] for n, t in state.items()}
+        self.store.put(trained, self.rule.receive(end, state, downloads))
 
     # ------------------------------------------------------------------------------------------------------- the attack
 

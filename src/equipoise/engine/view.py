@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from equipoise.core import ClientRule
 from equipoise.data.federation import Federation, Split
 from equipoise.engine.batches import Batches
 from equipoise.engine.net import Net
+from equipoise.engine.risk import Risks, risk
 from equipoise.streams import Stream
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ Disturb = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(x, y, client, index) -> (x, y): what an attack does to the batches of malicious clients, anew every round."""
 
 _NUMBERS = 1 << 24  # disturbed at a time
-CHUNK = 2048  # samples of one client in a single evaluation pass: bounds memory, changes no result beyond rounding
-_AT_ONCE = 1 << 14  # samples of all clients in one
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class World:
     replay: Replay | None = None
     precision: str = "full"
     """Of local steps, see `engine.precision`."""
+    risks: Risks | None = None
 
 
 class View:
@@ -192,23 +192,3 @@ class View:
 
     def fit_alone(self, stop: Stop) -> Tensor:
         return self._alone(self.ids, stop)
-
-
-def answers(world: World, ids: Tensor, rows: Tensor, split: str) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Outputs, losses, labels and mask of model `rows[k]` on the split of client `ids[k]`, a chunk at a time."""
-    data = world.federation.data
-    index, mask = world.federation.splits[split].padded(ids)
-    chunk = max(1, min(CHUNK, _AT_ONCE // max(1, len(ids))))
-    for at in range(0, index.shape[1], chunk):
-        part, y = index[:, at : at + chunk], data.y[index[:, at : at + chunk]]
-        y = y.to(rows.dtype) if y.is_floating_point() else y
-        out, losses = world.net.forward(rows, data.inputs(part, rows.dtype), y, vectorised=world.vectorised)
-        yield out, losses, y, mask[:, at : at + chunk]
-
-
-def risk(world: World, ids: Tensor, rows: Tensor, split: str) -> Tensor:
-    """[K]: the mean loss of model `rows[k]` over the whole split of client `ids[k]`; 0 where it is empty."""
-    total = torch.zeros(rows.shape[0], dtype=torch.float64, device=rows.device)
-    for _, losses, _, mask in answers(world, ids, rows, split):
-        total += torch.where(mask, losses, torch.zeros_like(losses)).sum(1, dtype=torch.float64)
-    return (total / world.federation.splits[split].size[ids].clamp(min=1)).to(rows.dtype)

@@ -1,0 +1,94 @@
+"""How models do on clients' whole splits, a chunk of samples at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from equipoise.engine import graphs
+
+if TYPE_CHECKING:
+    from equipoise.engine.view import World
+
+CHUNK = 2048  # samples of one client in a single evaluation pass: bounds memory, changes no result beyond rounding
+_AT_ONCE = 1 << 14  # samples of all clients in one
+_EMPTY = 2  # times as many places as samples, of which a graph may have to work on more than a cohort needs
+
+
+def answers(
+    world: World, ids: Tensor, rows: Tensor, split: str, longest: int | None = None
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Outputs, losses, labels and mask of model `rows[k]` on the split of client `ids[k]`, a chunk at a time.
+
+    `longest`: room for so many samples of each, in place of as many as one of these clients has.
+    """
+    data = world.federation.data
+    index, mask = world.federation.splits[split].padded(ids, longest)
+    chunk = max(1, min(CHUNK, _AT_ONCE // max(1, len(ids))))
+    for at in range(0, index.shape[1], chunk):
+        part, y = index[:, at : at + chunk], data.y[index[:, at : at + chunk]]
+        y = y.to(rows.dtype) if y.is_floating_point() else y
+        out, losses = world.net.forward(rows, data.inputs(part, rows.dtype), y, vectorised=world.vectorised)
+        yield out, losses, y, mask[:, at : at + chunk]
+
+
+def risk(world: World, ids: Tensor, rows: Tensor, split: str) -> Tensor:
+    """[K]: the mean loss of model `rows[k]` over the whole split of client `ids[k]`; 0 where it is empty."""
+    ready = None
+    if world.risks is not None and len(rows) > 1 and rows.stride(0) == 0:
+        ready = world.risks.graph(world, ids, rows[0], split)
+    return _risk(world, ids, rows, split) if ready is None else ready(ids, rows[0])
+
+
+def _risk(world: World, ids: Tensor, rows: Tensor, split: str, longest: int | None = None) -> Tensor:
+    total = torch.zeros(rows.shape[0], dtype=torch.float64, device=rows.device)
+    for _, losses, _, mask in answers(world, ids, rows, split, longest):
+        total += torch.where(mask, losses, torch.zeros_like(losses)).sum(1, dtype=torch.float64)
+    return (total / world.federation.splits[split].size[ids].clamp(min=1)).to(rows.dtype)
+
+
+class _Captured:
+    """The risk of one model for so many clients, with room for whatever clients they are."""
+
+    def __init__(self, world: World, ids: Tensor, w: Tensor, split: str, longest: int) -> None:
+        self.ids, self.w, self.found = ids.clone(), w.clone(), torch.empty(0)
+
+        def work() -> None:
+            self.found = _risk(world, self.ids, self.w.expand(len(self.ids), -1), split, longest)
+
+        self.graph = graphs.captured(work)
+
+    def __call__(self, ids: Tensor, w: Tensor) -> Tensor:
+        self.ids.copy_(ids)
+        self.w.copy_(w)
+        self.graph.replay()
+        return self.found.clone()
+
+
+class Risks:
+    """Graphs for the risk of a model that all clients of a cohort share, which some methods ask for in every round.
+
+    On a GPU, where it is some fifty launches. Only for cohorts of the sizes `clients`, and where clients' splits are
+    about equally large: a graph has room for the largest of them all.
+    """
+
+    def __init__(self, clients: Collection[int]) -> None:
+        self.clients = clients
+        self._made: dict[tuple[str, int], _Captured | None] = {}
+
+    def graph(self, world: World, ids: Tensor, w: Tensor, split: str) -> _Captured | None:
+        key = (split, len(ids))
+        if len(ids) not in self.clients:
+            return None
+        if key not in self._made:
+            sizes = world.federation.splits[split].size.to(torch.float64)
+            longest, mean = sizes.max().item(), sizes.mean().item()
+            try:
+                fits = 0 < longest <= _EMPTY * mean
+                self._made[key] = _Captured(world, ids, w, split, int(longest)) if fits else None
+            except RuntimeError:  # an operation that a graph cannot hold
+                self._made[key] = None
+        return self._made[key]
