@@ -284,6 +284,8 @@ def _dots(updates: Tensor, direction: Tensor, parts: Sequence[slice]) -> Tensor:
     room = _ROOM if updates.is_cuda else _CHUNK
     each = pieces(parts, max(1, room // max(1, updates.shape[0])))
     dots = [updates[:, piece].double() @ direction[piece].double() for piece in each]
+    if len(dots) == 1:
+        return dots[0]
     return torch.stack(dots).sum(0) if dots else updates.new_zeros(len(updates), dtype=torch.float64)
 
 

@@ -95,10 +95,20 @@ def _centre(x: Tensor, width: float) -> tuple[Tensor, Tensor]:
 
 
 def _of_column(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The median and spread of the numbers in every column; of two middle values the mean."""
-    middle = torch.nanquantile(x, 0.5, dim=0)
-    spread = _NORMAL * torch.nanquantile((x - middle).abs(), 0.5, dim=0)
-    return middle, spread
+    """The median and spread of the numbers in every column."""
+    middle = _median(x)
+    return middle, _NORMAL * _median((x - middle).abs())
+
+
+def _median(x: Tensor) -> Tensor:
+    """Of the numbers in every column, those that are NaN aside; of two middle values the mean. NaN where there is none.
+
+    `nanquantile` gives the same, by five times as many operations, which a GPU takes its time to be told.
+    """
+    last = (x == x).sum(0, keepdim=True) - 1
+    up = x.sort(0).values  # NaN comes last
+    low, high = up.gather(0, (last.clamp(min=0) // 2)), up.gather(0, (last + 1) // 2)
+    return torch.lerp(low, high, 0.5)[0]
 
 
 def _scores(x: Tensor) -> Tensor:
