@@ -1,6 +1,6 @@
 """FedLF on the digits, two classes per client and a quarter of the clients per round: who is opposed, and where.
 
-Judged by `metrics.conflicts` on what the server was sent and what it did, not by FedLF's own account, and without any
+Judged by `conflicts.conflicts` on what the server was sent and what it did, not by FedLF's own account, and without any
 tolerance: a client is opposed where u_k . d < 0. For with r_k = ||u_k|| in a layer and m the mean of them, the min-norm
 property says u_k . d >= r_k ||d||^2 / m, and a layer with ||d|| <= 1e-6 m was merged away, so u_k . d > 1e-6 r_k ||d||.
 As d is summed in float64 and rounded to float32 once, rounding is worth at most 6e-8 r_k ||d|| and changes no sign.
@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from equipoise.conflicts import conflicts
 from equipoise.core import Cohort, Method, Outcome, ServerRule, State
 from equipoise.data import load, partition
 from equipoise.engine.run import Scenario, Simulation
 from equipoise.engine.settings import Participation, Run, Train
 from equipoise.methods.fedavg import fedavg
 from equipoise.methods.fedlf import fedlf
-from equipoise.metrics import conflicts
 from equipoise.models import build
 from equipoise.streams import Stream
 

@@ -13,11 +13,11 @@ LAYERS = [
     {"at"},
     {"core", "threat"},
     {"objectives", "solvers", "history"},
-    {"methods", "aggregators", "attacks", "data", "models", "modules", "metrics"},
+    {"methods", "aggregators", "attacks", "data", "models", "modules", "metrics", "conflicts"},
     {"engine"},
     {"contract", "registry", "results"},
     {"config"},
-    {"experiment", "standalone", "tracking"},
+    {"experiment", "standalone", "tracking", "course", "provenance"},
     {"audit"},
     {"report", "reproduce"},
     {"cli", "demo", "flower"},
@@ -25,7 +25,7 @@ LAYERS = [
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BARE = [
     *("objectives", "solvers", "history", "errors", "streams", "layout", "at", "core", "threat"),
-    *("losses", "models", "modules", "metrics", "files", "weighting"),
+    *("losses", "models", "modules", "metrics", "conflicts", "files", "weighting"),
 ]
 BLOCKED = ["pydantic", "typer", "click", "rich", "pooch", "pyarrow", "plotly", "scipy", "pandas", "sklearn", "flwr"]
 BARE_PACKAGES = ("methods", "aggregators", "attacks", "engine")

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise import metrics
-from equipoise.metrics import Evaluation, conflicts, last_tenth, summarise, summary, table
+from equipoise.conflicts import conflicts
+from equipoise.metrics import Evaluation, last_tenth, summarise, summary, table
 from equipoise.streams import Stream
 
 accuracies = st.lists(st.floats(0.0, 1.0, allow_subnormal=False), min_size=1, max_size=40).map(np.array)
@@ -253,7 +254,7 @@ def test_conflicts_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -
     updates, direction = torch.randn(9, 103, generator=g), torch.randn(103, generator=g)
     layers = {"first": [slice(0, 50)], "second": [slice(50, 103)]}
     expected = conflicts(updates, direction, layers)
-    monkeypatch.setattr(metrics, "_CHUNK", 20)
+    monkeypatch.setattr("equipoise.conflicts._CHUNK", 20)
     assert conflicts(updates, direction, layers) == expected
 
 

@@ -15,8 +15,8 @@ from equipoise.engine.precision import steps_in
 from equipoise.engine.run import Simulation
 from equipoise.engine.settings import Run, Train
 from equipoise.errors import EquipoiseError
-from equipoise.experiment import environment
 from equipoise.methods import fedavg
+from equipoise.provenance import environment
 from tests.small import federation, relative, simulation
 
 MODELS = {

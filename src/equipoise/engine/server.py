@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.conflicts import conflict_names, opposed
 from equipoise.core import Cohort, Method, Outcome, State, WeightedMean
 from equipoise.engine.admission import Presumed, admit, all_finite, glances, presume
 from equipoise.engine.exchange import Exchange, Plan, Replies
@@ -22,7 +23,6 @@ from equipoise.engine.phases import phase
 from equipoise.engine.settings import Admission, Train
 from equipoise.errors import EquipoiseError
 from equipoise.layout import Layout
-from equipoise.metrics import conflict_names, opposed
 from equipoise.streams import Stream
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from equipoise import tracking
+from equipoise.course import Course, Progress
 from equipoise.engine.admission import REASONS
 from equipoise.engine.deployment import Deployment
 from equipoise.engine.messages import REFUSALS
 from equipoise.engine.post import Post
 from equipoise.engine.server import RoundRecord
-from equipoise.experiment import Course, Experiment, Progress, environment, recorded
+from equipoise.experiment import Experiment
+from equipoise.provenance import environment, recorded
 from equipoise.results import Result, RunFolder, load_result
 
 

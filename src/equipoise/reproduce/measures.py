@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from equipoise import files, metrics
+from equipoise.conflicts import conflict_names
 from equipoise.core import Stop
 from equipoise.errors import EquipoiseError, nearest
 from equipoise.experiment import Experiment
@@ -89,7 +90,7 @@ class Finished:
         """The mean number of online clients per round whose update opposes the step: "model", then layer by layer."""
         counts = [info["conflicts"] for info in self.infos if info["conflicts"]]
         layers = Layout.of(weights(adapt(self.made.scenario.model))).layers()
-        order = metrics.conflict_names(layers)  # a file has them sorted by name
+        order = conflict_names(layers)  # a file has them sorted by name
         return {name: float(np.mean([c[name] for c in counts])) for name in order} if counts else {}
 
     @cached_property

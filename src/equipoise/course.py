@@ -1,0 +1,221 @@
+"""The rounds of one run, and what is written between them.
+
+After every `eval_every` rounds each client is evaluated; after every `checkpoint_every` rounds the run can be resumed
+from there. A resumed run repeats the rounds since its last checkpoint with the same random numbers, so it ends with
+the same bytes as one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from equipoise import metrics, tracking
+from equipoise.engine import checkpoint
+from equipoise.engine.cautions import cautions
+from equipoise.engine.phases import phase
+from equipoise.engine.run import Simulation
+from equipoise.engine.server import RoundRecord
+from equipoise.results import MemoryRun, Result, RunFolder
+
+if TYPE_CHECKING:
+    from equipoise.experiment import Experiment
+
+
+class Interrupted(Exception):
+    """The user stopped the run; it can be resumed from `path` (None: it had no folder)."""
+
+    def __init__(self, path: Path | None, round: int) -> None:
+        where = f"resume with: equipoise resume {path}" if path else "it had no folder, so nothing is kept"
+        super().__init__(f"stopped after round {round}; {where}")
+        self.path, self.round = path, round
+
+    def __reduce__(self) -> tuple[Any, ...]:  # so that it comes back whole from another process
+        return type(self), (self.path, self.round)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is."""
+
+    round: int
+    rounds: int
+    seconds: float
+    note: str = ""
+    accuracy: float | None = None
+    """Mean accuracy of the last evaluation."""
+
+
+class Course:
+    """The rounds of one run, with what is written between them."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        simulation: Simulation,
+        folder: RunFolder | MemoryRun,
+        progress: Callable[[Progress], None] | None,
+        tracked: tracking.Tracked,
+    ) -> None:
+        self.experiment, self.simulation, self.folder = experiment, simulation, folder
+        self.progress, self.tracked, self.began = progress, tracked, time.monotonic()
+        self.stopped: str | None = None
+        self.quarantined: set[int] = set()
+        """Since the last evaluation."""
+        self.series: list[dict[str, Any]] = []
+        """The summary of every evaluation so far."""
+        self._restore()
+
+    def _restore(self) -> None:
+        point = (
+            checkpoint.load_latest(self.folder.path, self.folder.log) if isinstance(self.folder, RunFolder) else None
+        )
+        if point is not None:
+            self.simulation.load(dict(point.tensors))
+            self.stopped, self.series = point.meta["stopped"], _numbers(point.meta["series"])
+            self.quarantined = set(point.meta["quarantined"])
+            for found in self.series:
+                self.tracked.log(found)
+        self.folder.discard_after(self.simulation.round if point else -1)
+
+    def finish(self) -> Result:
+        simulation, rounds = self.simulation, self.experiment.scenario.train.rounds
+        if simulation.round == 0:
+            s = self.experiment.scenario
+            for text in cautions(self.experiment.method, s.attack, s.admission):
+                self.folder.log(f"warning: {text}")
+        self.folder.mark("running", simulation.round)
+        with _interrupts() as interrupted:
+            while simulation.round < rounds and self.stopped is None:
+                self._round()
+                if interrupted():
+                    self._save()
+                    self.folder.mark("interrupted", simulation.round)
+                    raise Interrupted(getattr(self.folder, "path", None), simulation.round)
+        if not self.series:  # no round at all: what was asked for is the initial model
+            self._evaluate()
+        with phase("write"):
+            personal = simulation.personal() if self.folder.models else None
+            own = None if personal is None else dict(zip(personal[0].tolist(), personal[1], strict=True))
+            return self.folder.finish(self._summary(), simulation.server.w, own, simulation.server.layout)
+
+    def _round(self) -> None:
+        start, run = time.monotonic(), self.experiment.run
+        record = self.simulation.step()
+        with phase("write"):
+            self.folder.append("rounds", _row(record))
+        self.quarantined |= set(record.quarantined)
+        self.stopped = record.stop
+        done, rounds = self.simulation.round, self.experiment.scenario.train.rounds
+        trained = time.monotonic()
+        last = done == rounds or self.stopped is not None
+        if last:
+            self.simulation.finish()
+        if last or (run.eval_every and done % run.eval_every == 0):
+            self._evaluate()
+        self.folder.time(done, {"train": trained - start, "evaluate": time.monotonic() - trained})
+        if last or done % run.checkpoint_every == 0:
+            self._save()
+        if self.progress:
+            accuracy = self.series[-1].get("accuracy_mean") if self.series else None
+            self.progress(Progress(done, rounds, time.monotonic() - self.began, record.skipped, accuracy))
+
+    @phase("evaluate")
+    def _evaluate(self) -> None:
+        simulation = self.simulation
+        flags = np.zeros(simulation.n_clients, dtype=bool)
+        flags[sorted(self.quarantined)] = True
+        found: dict[str, Any] = {"round": simulation.round}
+        for split in ("validation", "test") if self.experiment.run.splits == "all" else ("validation",):
+            if not bool(simulation.scenario.federation.splits[split].size.any()):
+                continue
+            for model, evaluation in simulation.evaluate(split).items():
+                malicious = simulation.malicious.numpy()
+                where = {"round": simulation.round, "split": split, "model": model}
+                columns = metrics.table(evaluation, malicious=malicious, quarantined=flags, **where)  # type: ignore[arg-type]
+                with phase("write"):
+                    self.folder.append("clients", columns)
+                numbers = metrics.summarise(columns, split, model)
+                main = split == "test" and (model == "personal" or not simulation.method.client.personalised)
+                found.update(numbers if main else {f"{split}_{model}_{k}": v for k, v in numbers.items()})
+        success = simulation.success()
+        if success is not None:
+            found["attack_success"] = success
+        self.quarantined = set()
+        self.series.append(found)
+        self.tracked.log(found)
+
+    @phase("write")
+    def _save(self) -> None:
+        done = self.simulation.round
+        self.folder.flush(done)
+        if isinstance(self.folder, RunFolder):
+            meta = {"stopped": self.stopped, "quarantined": sorted(self.quarantined), "series": self.series}
+            point = checkpoint.Checkpoint(done, self.simulation.dump(), meta, self.folder.parts)
+            checkpoint.save(self.folder.path, point)
+
+    def _summary(self) -> dict[str, Any]:
+        last, rounds = self.series[-1], [s["round"] for s in self.series]
+        late = {}
+        for name in ("accuracy_mean", "accuracy_std", "worst_10"):
+            if name in last:
+                late[f"{name}_last_tenth"] = metrics.last_tenth(rounds, [s[name] for s in self.series])
+        labels = dict(self.experiment.labels or {})
+        return {**labels, "rounds": self.simulation.round, "stopped": self.stopped, **last, **late}
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed: the first finishes the round, a second one stops at once."""
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _row(record: RoundRecord) -> dict[str, Any]:
+    return {
+        "round": record.round,
+        "lr": record.lr,
+        "drawn": len(record.drawn),
+        "admitted": len(record.admitted),
+        "quarantined": len(record.quarantined),
+        "skipped": record.skipped,
+        "conflicts": record.conflicts.get("model", 0),
+        "info": {
+            "drawn": list(record.drawn),
+            "admitted": list(record.admitted),
+            "quarantined": {str(i): reason for i, reason in sorted(record.quarantined.items())},
+            "conflicts": record.conflicts,
+            **{name: _plain(value) for name, value in record.info.items()},
+        },
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+def _numbers(series: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """JSON has no NaN: what came back as null was one."""
+    return [{name: float("nan") if value is None else value for name, value in row.items()} for row in series]

@@ -1,0 +1,87 @@
+"""What a run's folder says about where its numbers come from: the config, or what stands for one, and the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import tomllib
+from contextlib import suppress
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from equipoise import config as configs
+from equipoise.engine.run import Simulation
+from equipoise.errors import EquipoiseError
+from equipoise.results import RunFolder
+
+if TYPE_CHECKING:
+    from equipoise.experiment import Experiment
+
+
+def params(experiment: Experiment) -> dict[str, Any]:
+    """What a tracker is told of a run: its config or, without one, its labels and settings."""
+    if experiment.config:
+        return tomllib.loads(experiment.config)
+    s = experiment.scenario
+    settings: tuple[Any, ...] = (s.train, s.participation, s.admission, experiment.run)
+    return {**(experiment.labels or {}), **{type(part).__name__.lower(): asdict(part) for part in settings}}
+
+
+IN_PYTHON = "# made from Python"
+
+
+def recorded(experiment: Experiment, out: Path | None = None) -> bytes:
+    """What tells this run from others.
+
+    The config that is in the folder stands if it says the same: it may be older than a setting, whose default it means,
+    or have another of those on which no result depends.
+    """
+    if not experiment.config:
+        return _described(experiment).encode()
+    with suppress(EquipoiseError):  # no run there, or not one that can be read: whoever opens the folder says so
+        held = RunFolder.open(out).config if out else b""
+        if _essence(held.decode(errors="replace")) == _essence(experiment.config):
+            return held
+    return experiment.config.encode()
+
+
+def _essence(config: str) -> str:
+    """A config without what changes no result."""
+    return configs.dump(configs.load(config, ['run.personal="auto"', "run.workers=1"]))
+
+
+def _described(experiment: Experiment) -> str:
+    """A record of a run that was put together in Python: enough to tell it from another, not to rebuild it."""
+    s = experiment.scenario
+    weights = b"".join(p.detach().cpu().contiguous().numpy().tobytes() for p in s.model.parameters())
+    parts = {
+        "method": experiment.method,
+        "model": f"{type(s.model).__name__}, initial weights {hashlib.sha256(weights).hexdigest()[:16]}",
+        "federation": f"{s.federation.data.name}, {s.federation.n_clients} clients, {s.federation.partition}",
+        "train": s.train,
+        "participation": s.participation,
+        "admission": s.admission,
+        "attack": s.attack,
+        "run": replace(experiment.run, workers=1),
+    }
+    return IN_PYTHON + "\n" + "".join(f"# {name}: {value}\n" for name, value in parts.items())
+
+
+def environment(simulation: Simulation) -> dict[str, Any]:
+    """What the numbers may depend on besides the config."""
+    packages = ("equipoise", "torch", "numpy", "pyarrow", "safetensors")
+    device = simulation.server.w.device
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version(name) for name in packages},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "executor": "vmap" if simulation.vectorised else "loop",
+        "executor_reason": simulation.executor_reason,
+        "precision": simulation.settings.precision,
+        "threads": torch.get_num_threads(),
+    }
