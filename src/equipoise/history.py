@@ -22,8 +22,8 @@ from equipoise.solvers import Bools, Ints
 
 def blank(**columns: Tensor) -> State:
     """A memory of nobody; each column is given by an example of one client's row, such as `rows=w`."""
-    some = next(iter(columns.values()))
-    none = torch.empty(0, dtype=torch.int64, device=some.device)
+    device = next((t.device for t in columns.values()), torch.device("cpu"))
+    none = torch.empty(0, dtype=torch.int64, device=device)
     return {"ids": none, "rounds": none, **{n: t.new_empty((0, *t.shape)) for n, t in columns.items()}}
 
 

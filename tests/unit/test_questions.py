@@ -12,7 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from equipoise.core import Cohort, Outcome, ServerRule
 from equipoise.methods.cgsv import CGSV
+from equipoise.methods.fedfv import FedFV
 from equipoise.methods.fedlf import FedLF
+from equipoise.methods.fedmgda import FedMGDA
 from equipoise.methods.rffl import RFFL
 from tests.small import cohort
 
@@ -85,7 +87,12 @@ def rounds(rule: ServerRule) -> Iterator[tuple[Cohort, Outcome]]:
 
 @pytest.mark.parametrize("near", [(), ("ids", "sizes")], ids=["ids far", "ids near"])
 @pytest.mark.parametrize(
-    "rule", [FedLF(), FedLF(fair="none", absent="all"), RFFL(), RFFL(clip=0.5, beta=2.0), CGSV()], ids=str
+    "rule",
+    [
+        *(FedLF(), FedLF(fair="none", absent="all"), FedMGDA(), FedFV(), FedFV(tau=3)),
+        *(RFFL(), RFFL(clip=0.5, beta=2.0), CGSV()),
+    ],
+    ids=str,
 )
 def test_a_round_asks_a_gpu_once_and_rules_of_reputation_first_who_is_there(
     rule: ServerRule, near: tuple[str, ...]
@@ -97,7 +104,7 @@ def test_a_round_asks_a_gpu_once_and_rules_of_reputation_first_who_is_there(
         with PretendedGPU() as gpu:
             outcome = rule(theirs, state)
         state = outcome.state
-        assert len(gpu.questions) == (1 if isinstance(rule, FedLF) or near else 2), gpu.questions
+        assert len(gpu.questions) == (2 if isinstance(rule, RFFL | CGSV) and not near else 1), gpu.questions
         assert isinstance(outcome.direction, Far)
         kept = [t for name, t in state.items() if name != "rows"]
         assert not any(isinstance(x, Far) for x in (*kept, *outcome.info.values()))

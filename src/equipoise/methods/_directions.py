@@ -1,11 +1,15 @@
-"""What server rules that look for a direction share: the products of all rows, and a bounded mixture of them."""
+"""What server rules that look for a direction share: the products of all rows, and a bounded mixture of them.
+
+Products are told in host memory, and all that follows from them is worked out there: a GPU would have to be asked at
+every turn.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from equipoise.methods._rows import ZERO, Table, whole
+from equipoise.methods._rows import ZERO, Table, answer, whole
 
 _STEPS = 100  # a dozen are enough, nearly always
 _DONE = 1e-22  # mean product of a distance and its price at the answer; the objective is of order 1
@@ -14,11 +18,13 @@ _BACK = 0.995  # how much of the way to the boundary a step may go
 _FLOOR = 1e-14  # least addition to the diagonal, above the rounding of its factorisation
 
 
-def products(updates: Tensor, past: Tensor | None = None, known: Tensor | None = None) -> Tensor:
-    """[n, n] float64: the products of the rows [updates; past]; those among the past ones may be `known`."""
+def told(updates: Tensor, past: Tensor | None, known: Tensor | None, *more: Tensor) -> list[Tensor]:
+    """[n, n]: the products of the rows [updates; past], of which those among the past ones may be `known`; and `more`
+    numbers in the same answer; all in float64."""
     table = Table(updates, past)
-    known = updates.new_zeros((len(table.past),) * 2, dtype=torch.float64) if known is None else known
-    return whole(table.products([_every(updates)]), known)[0]
+    known = torch.zeros((len(table.past),) * 2, dtype=torch.float64) if known is None else known.cpu()
+    new, *others = (torch.from_numpy(x) for x in answer(table.products([_every(updates)]), *more))
+    return [whole(new, known)[0], *others]
 
 
 def mixture(weights: Tensor, updates: Tensor, past: Tensor | None = None) -> Tensor:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from equipoise import history
 from equipoise.core import SGD, Cohort, EquipoiseError, Method, Outcome, ServerRule, State
-from equipoise.methods._directions import contributions, length, mixture, products
+from equipoise.methods._directions import contributions, length, mixture, told
 
 
 @dataclass(frozen=True)
@@ -52,32 +52,34 @@ class FedFV(ServerRule):
         return frozenset({"losses"})
 
     def init(self, w: Tensor) -> State:
-        return {**history.blank(rows=w), "gram": w.new_empty((0, 0), dtype=torch.float64)}
+        gram = torch.empty((0, 0), dtype=torch.float64)
+        return {**history.blank(), "rows": w.new_empty((0, *w.shape)), "gram": gram}
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
         if cohort.losses is None:
             raise EquipoiseError("fedfv: the cohort has no losses", "it orders clients by their losses")
-        m = len(cohort)
-        gram = products(cohort.updates, state["rows"], state["gram"])
-        order = cohort.losses.to(torch.float64).argsort(stable=True)
+        m, state = len(cohort), {name: t if name == "rows" else t.cpu() for name, t in state.items()}
+        mean = torch.linalg.vector_norm(cohort.updates.mean(0), dtype=torch.float64)
+        asked = cohort.losses, cohort.ids, mean
+        gram, losses, numbers, size = told(cohort.updates, state["rows"], state["gram"], *asked)
+        order, ids = losses.argsort(stable=True), numbers.long()
         projected, internal = _projected(gram[:m, :m], order, kept=ceil(self.alpha * m * (1 - 1e-12)))
         weights = torch.cat([projected.mean(0), gram.new_zeros(len(gram) - m)])
-        weights, external = self._external(weights, gram, cohort, state)
-        after = self._remembered(cohort, state, gram)
+        weights, external = self._external(weights, gram, cohort.round, ids, state)
+        after = self._remembered(cohort, ids, state, gram)
         info: dict[str, Any] = {"internal": internal, "external": external}
-        size = float(torch.linalg.vector_norm(cohort.updates.mean(0), dtype=torch.float64))
         if size == 0 or float(length(weights, gram)) == 0:
             info |= {"weights": gram.new_zeros(m), "reason": "the updates cancel each other: there is no direction"}
             return Outcome(torch.zeros_like(cohort.start), after, info=info)
         d = mixture(weights, cohort.updates, state["rows"])
-        scale = size / float(torch.linalg.vector_norm(d, dtype=torch.float64))
+        scale = float(size) / torch.linalg.vector_norm(d, dtype=torch.float64)
         return Outcome(d * scale, after, info={**info, "weights": contributions(weights, gram)[:m]})
 
-    def _external(self, weights: Tensor, gram: Tensor, cohort: Cohort, state: State) -> tuple[Tensor, int]:
+    def _external(self, weights: Tensor, gram: Tensor, now: int, ids: Tensor, state: State) -> tuple[Tensor, int]:
         """The weights without conflicts with absent clients, round by round, and how many of those there were."""
-        m, found = len(cohort), 0
-        absent = history.absent(state, cohort.ids)
-        for r in range(cohort.round - self.tau, cohort.round) if cohort.round >= self.tau else ():
+        m, found = len(ids), 0
+        absent = history.absent(state, ids)
+        for r in range(now - self.tau, now) if now >= self.tau else ():
             against = absent & (state["rounds"] == r) & (gram[m:] @ weights < 0)
             c = torch.cat([torch.zeros_like(weights[:m]), against.to(weights.dtype)])
             found += int(against.sum())
@@ -85,11 +87,11 @@ class FedFV(ServerRule):
                 weights = weights - (c @ gram @ weights) / (c @ gram @ c) * c
         return weights, found
 
-    def _remembered(self, cohort: Cohort, state: State, gram: Tensor) -> State:
+    def _remembered(self, cohort: Cohort, ids: Tensor, state: State, gram: Tensor) -> State:
         """This round's updates and those that are still needed in the next, with their products."""
         everyone, since = len(gram), cohort.round + 1 - self.tau
-        at = history.kept(state, cohort.ids, cohort.round, everyone, since)
-        memory = history.moved(state, cohort.ids, cohort.round, at, rows=cohort.updates)
+        at = history.kept(state, ids, cohort.round, everyone, since)
+        memory = history.moved(state, ids, cohort.round, at, rows=cohort.updates)
         return {**memory, "gram": gram[at][:, at]}
 
 

@@ -23,7 +23,7 @@ from math import isfinite
 import torch
 
 from equipoise.core import SGD, Cohort, EquipoiseError, Method, Outcome, ServerRule, State
-from equipoise.methods._directions import length, mixture, products, shortest_within
+from equipoise.methods._directions import length, mixture, shortest_within, told
 from equipoise.weighting import check_weights, shares
 
 
@@ -44,11 +44,11 @@ class FedMGDA(ServerRule):
             raise EquipoiseError(f"fedmgda: server_lr is {self.server_lr}", "above 0; the longest possible step")
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
-        gram = products(cohort.updates)
+        gram, sizes = told(cohort.updates, None, None, cohort.sizes)
         long = gram.diagonal().sqrt()
         real, lam = long > 0, torch.zeros_like(long)
         unit = gram[real][:, real] / long[real] / long[real, None]
-        centre = shares(cohort.sizes[real], self.weights)
+        centre = shares(sizes[real], self.weights)
         if bool(real.any()):
             lam[real] = shortest_within(unit, (centre - self.eps).clamp(min=0.0), (centre + self.eps).clamp(max=1.0))
         norm = float(length(lam[real], unit))
