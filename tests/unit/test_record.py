@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
+from equipoise.engine import tape
 from equipoise.engine.record import Recorded, Unrecordable, record
 
 K, D = 3, 12
@@ -165,7 +166,23 @@ def test_a_recording_does_not_wait_for_torchs_compilers_to_be_imported() -> None
     code = """
 import sys, torch
 from equipoise.engine.record import record
-record(lambda w, x: [torch.vmap(torch.mv)(w.view(2, 2, 2), x)], [torch.ones(2, 4), torch.ones(2, 2)], [False, False])
+step = lambda w, x: [w * 2, torch.vmap(torch.mv)(w.view(2, 2, 2), x)]
+record(step, [torch.ones(2, 4), torch.ones(2, 2)], [False, False])
 assert not {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_what_would_be_played_back_wrongly_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tracer that loses sight of a tensor takes it for a constant."""
+    name = tape._Tape.name
+
+    def forgets_products(self: tape._Tape, tensor: Tensor, node: fx.Node, moving: bool) -> None:
+        if node.target is not torch.ops.aten.mul.Tensor:
+            name(self, tensor, node, moving)
+
+    made(lambda w, x, h: [w - 0.01 * x.sum((1, 2))[:, None], x])
+    monkeypatch.setattr(tape._Tape, "name", forgets_products)
+    for step in (lambda w, x, h: [w - 0.01 * x.sum((1, 2))[:, None], x], lambda w, x, h: [w + 1, x * 2]):
+        with pytest.raises(Unrecordable, match="something else"):
+            made(step)

@@ -13,7 +13,9 @@ then also be kept as one tensor for each layer's weights (`Apart`): each begins 
 products a fifth faster than within long rows, and how they are looked at is worked out once.
 
 A step that decides by numbers (an `if` on a tensor, how many are above a bound), makes a constant of an input
-(`torch.tensor([at.lr])`), looks at the round or at a whole split cannot be written down; `Unrecordable` says why.
+(`torch.tensor([at.lr])`), looks at the round or at a whole split cannot be written down; `Unrecordable` says why. And
+no recording is used before it has been played back once, with other numbers than it was made with, and done what the
+step does.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from equipoise.engine.tape import Unrecordable as Unrecordable
 from equipoise.engine.tape import taken_down
 
 _WORK = ("call_function", "get_attr")
+_MOVE, _STATE, _ROUNDING = 0.1, 0.03, 1e-6  # shares by which playing back may be off: bfloat16 is the coarsest
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,44 @@ def record(step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], hold
     used = tuple(bool(n.users) for n in placeholders)
     ahead, late = _ahead(module, [n for n, held in zip(placeholders, holds, strict=True) if held])
     apart = _apart(late, examples[0].shape[1])
-    return Recorded(_ready(ahead), _ready(late), used, apart)
+    chance = any(_by_chance(n) for n in module.graph.nodes)
+    made = Recorded(_ready(ahead), _ready(late), used, apart)
+    if not chance:
+        _prove(made, step, inputs, holds)
+    return made
+
+
+@torch.no_grad()
+def _prove(
+    made: Recorded, step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], holds: Sequence[bool]
+) -> None:
+    """Played back with other numbers, it must do what the step does. What went wrong in between would go unseen."""
+    others = [t if held else _other(t) for t, held in zip(inputs, holds, strict=True)]
+    known = made.ahead(*(t for t, held in zip(others, holds, strict=True) if held))
+    w, *moving = (t for t, held in zip(others, holds, strict=True) if not held)
+    expected = step(*(t.clone() for t in others))
+    ways = [made.step(w.clone(), *(t.clone() for t in moving), *known)]
+    if made.apart is not None:
+        parts = [w[:, place].clone() for place in made.apart.places]
+        state = made.apart.step(*(t.clone() for t in moving), *known, *made.apart.views(*parts))
+        ways.append([torch.cat(parts, 1), *state])
+    for found in ways:
+        moves = _far(found[0] - w, expected[0] - w, _MOVE, w)
+        if moves or any(_far(a, b, _STATE, b) for a, b in zip(found[1:], expected[1:], strict=True)):
+            raise Unrecordable("played back, the step gives something else")
+
+
+def _other(t: Tensor) -> Tensor:
+    """A tensor of its kind with other numbers in it; whole numbers change places, since they may count something."""
+    if t.is_floating_point():
+        return 1.5 * t + 0.125
+    return t.roll(1, -1) if t.dim() else t
+
+
+def _far(found: Tensor, expected: Tensor, share: float, beside: Tensor) -> bool:
+    """Whether they differ by more than a share of the one expected, and by more than rounding of what is beside it."""
+    a, b, c = (torch.nan_to_num(t.double()) for t in (found, expected, beside))
+    return bool((a - b).norm() > share * b.norm() + _ROUNDING * c.norm())
 
 
 def _refuse_what_depends(module: Any) -> None:
@@ -107,11 +147,13 @@ def _ahead(module: Any, held: list[Node]) -> tuple[Any, Any]:
     kept, before = written(module.graph), fx.Graph()
 
     def may(node: Node) -> bool:
-        schema = schema_of(node)
-        chance = schema is not None and torch.Tag.nondeterministic_seeded in node.target.tags
-        return node not in kept and (node.op == "get_attr" or (schema is not None and not chance))
+        return node not in kept and (node.op == "get_attr" or (schema_of(node) is not None and not _by_chance(node)))
 
     return _cut(module, before, {n: before.placeholder(n.name) for n in held}, may)
+
+
+def _by_chance(node: Node) -> bool:
+    return schema_of(node) is not None and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _apart(module: Any, d: int) -> Apart | None:

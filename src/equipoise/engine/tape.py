@@ -8,7 +8,9 @@ longer than many a run.
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -38,18 +40,23 @@ class _Tape(TorchDispatchMode):
         self._node: dict[int, fx.Node] = {}
         self._moving = set[fx.Node]()
         """What follows from the inputs."""
-        self._kept = list[Tensor]()  # while they live, nobody else gets their ids
+        self._alive: dict[int, weakref.ref[Tensor]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # to keep torch's compilers away they would be imported
 
     def name(self, tensor: Tensor, node: fx.Node, moving: bool) -> None:
-        self._node[id(tensor)] = node
-        self._kept.append(tensor)
+        key = id(tensor)
+        self._node[key], self._alive[key] = node, weakref.ref(tensor, partial(self._forget, key))
         node.meta["form"] = Form(tensor.shape, tensor.dtype, tensor.stride())
         if moving:
             self._moving.add(node)
+
+    def _forget(self, key: int, _: object) -> None:
+        """When a tensor is gone: another may come to have its id."""
+        self._node.pop(key, None)
+        self._alive.pop(key, None)
 
     def node(self, tensor: Tensor) -> fx.Node:
         """What stands for it."""
