@@ -73,6 +73,7 @@ class Course:
         """Since the last evaluation."""
         self.series: list[dict[str, Any]] = []
         """The summary of every evaluation so far."""
+        self._told: set[str] = set()
         self._restore()
 
     def _restore(self) -> None:
@@ -113,6 +114,10 @@ class Course:
         record = self.simulation.step()
         with phase("write"):
             self.folder.append("rounds", _row(record))
+        for text in self.simulation.remarks:
+            if text not in self._told:
+                self.folder.log(text)
+                self._told.add(text)
         self.quarantined |= set(record.quarantined)
         self.stopped = record.stop
         done, rounds = self.simulation.round, self.experiment.scenario.train.rounds

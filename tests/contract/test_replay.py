@@ -1,5 +1,6 @@
 """Steps that are recorded and played back are the steps: for every method, every attack, every kind of model."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from equipoise.core import ClientRule, Method, State
 from equipoise.engine.run import Scenario, Simulation, local_steps
 from equipoise.engine.settings import Participation, Run, Train
 from equipoise.engine.stage import Played
+from equipoise.experiment import Experiment, execute
 from equipoise.models import build
 from equipoise.streams import Stream
 from tests.small import federation, relative, simulation
@@ -187,3 +189,10 @@ def test_in_float32_it_stays_within_rounding() -> None:
             sim.step()
         sims.append(sim)
     assert relative(sims[1].server.w, sims[0].server.w) < 1e-5
+
+
+def test_the_log_of_a_run_says_what_is_not_played_back(tmp_path: Path) -> None:
+    scenario = Scenario(federation((9, 9)), nn.Linear(6, 3), Train(rounds=2, batch=3))
+    execute(Experiment(scenario, Method("own", LooksAtTheRound()), Run(replay="on", device="cpu")), tmp_path / "run")
+    told = (tmp_path / "run" / "log.txt").read_text()
+    assert told.count("steps of LooksAtTheRound are not played back as recorded") == 1 and "number of the round" in told

@@ -9,7 +9,7 @@ on after a crash is still the same run.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -34,6 +34,7 @@ class Deployment:
     """A method in a scenario with a seed, on clients that a `Post` reaches."""
 
     vectorised, executor_reason = False, "clients are elsewhere"
+    remarks: Sequence[str] = ()
 
     def __init__(self, scenario: Scenario, method: Method, run: Run, post: Post) -> None:
         if scenario.attack is not None or scenario.participation.dropout > 0:

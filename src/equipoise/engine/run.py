@@ -86,6 +86,12 @@ class Simulation:
         hostile = self.scenario.attack is None or self.scenario.attack.hostile
         return self.simulator.malicious if hostile else torch.zeros_like(self.simulator.malicious)
 
+    @property
+    def remarks(self) -> list[str]:
+        """What is not done as fast as it might be, and why; known after the first round."""
+        reasons = self.simulator.replay.reasons if self.simulator.replay else {}
+        return [f"steps of {rule} are not played back as recorded: {why}" for rule, why in reasons.items()]
+
     def step(self) -> RoundRecord:
         with steady():
             return self.server.step(self.simulator)
