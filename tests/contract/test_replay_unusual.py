@@ -158,11 +158,25 @@ def test_unusual_rules(name: str, executor: str) -> None:
 
 
 class Again:
-    """What a captured graph does, without a GPU."""
+    """What a captured graph does, without a GPU: to capture is to make room for what comes ahead, and not to do it."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, captured: replaying.Captured, work: Callable[[], None]) -> None:
         self.replay = work
         work()
+        if work == captured._ahead:
+            captured.known = [self._room(t) if isinstance(t, Tensor) else t for t in captured.known]
+
+    @staticmethod
+    def _room(t: Tensor) -> Tensor:
+        return ~t if t.dtype == torch.bool else torch.full_like(t, 100)
+
+
+@pytest.fixture
+def in_fixed_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = replaying.Replay.__init__
+    monkeypatch.setattr(replaying.Captured, "_capture", lambda self, work: Again(self, work))
+    always = lambda self, clients, batch, capture: before(self, clients, batch, True)  # noqa: E731
+    monkeypatch.setattr(replaying.Replay, "__init__", always)
 
 
 FIXED: dict[str, ClientRule] = {
@@ -171,14 +185,28 @@ FIXED: dict[str, ClientRule] = {
 }
 
 
+@pytest.mark.usefixtures("in_fixed_places")
 @pytest.mark.parametrize("sizes", [SIZES, (25, 25)], ids=["some rest", "none rest"])
 @pytest.mark.parametrize("name", FIXED)
-def test_with_everything_in_fixed_places(name: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    before = replaying.Replay.__init__
-    monkeypatch.setattr(replaying.Captured, "_capture", lambda self, work: Again(work))
-    always = lambda self, clients, batch, capture: before(self, clients, batch, True)  # noqa: E731
-    monkeypatch.setattr(replaying.Replay, "__init__", always)
+def test_with_everything_in_fixed_places(name: str, sizes: tuple[int, ...]) -> None:
     compare(lambda: Method("own", FIXED[name]), "vmap", fed=federation(sizes))
+
+
+class Placed(nn.Module):
+    """Looks its places up: what they are follows from no input, so it comes ahead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place, self.last = nn.Embedding(6, 2), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((x[..., None] * self.place(torch.arange(6))).flatten(-2))  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("in_fixed_places")
+def test_what_comes_ahead_is_there_before_the_first_step() -> None:
+    torch.manual_seed(0)
+    compare(Method, "vmap", model=Placed())
 
 
 @pytest.mark.parametrize("workers", [1, 2])

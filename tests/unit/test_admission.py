@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.core import Method
-from equipoise.engine.admission import admit, all_finite, decode, presume
+from equipoise.engine.admission import admit, all_finite, decode, glances, presume
 from equipoise.engine.exchange import Plan, Replies
 from equipoise.engine.settings import Admission, Run
 from equipoise.layout import Layout
@@ -166,7 +166,8 @@ def test_one_number_that_is_not_finite_is_found_and_a_sum_that_overflows_is_not_
         spoiled = torch.ones(3, 4)
         spoiled[1, 2] = bad
         assert not all_finite([large, spoiled])
-    assert not all_finite([large], torch.tensor(False))
+    assert all(bool(f) for f in glances([torch.ones(2)], torch.tensor(True)))
+    assert not any(bool(f) for f in glances([torch.ones(2)], torch.tensor(False)))
     assert all_finite([])
 
 

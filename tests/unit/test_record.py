@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, fx
@@ -173,16 +174,54 @@ assert not {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_what_would_be_played_back_wrongly_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tracer that loses sight of a tensor takes it for a constant."""
-    name = tape._Tape.name
+def also() -> list[Tensor]:
+    return [t + 1 for t in inputs()]
+
+
+def test_a_tensor_that_is_lost_sight_of_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever watches the operations takes it for a constant."""
+    name, step = tape._Tape.name, lambda w, x, h: [w - 0.01 * x.sum((1, 2))[:, None], x]
 
     def forgets_products(self: tape._Tape, tensor: Tensor, node: fx.Node, moving: bool) -> None:
         if node.target is not torch.ops.aten.mul.Tensor:
             name(self, tensor, node, moving)
 
-    made(lambda w, x, h: [w - 0.01 * x.sum((1, 2))[:, None], x])
+    record(step, inputs(), [False, False, True], also)
     monkeypatch.setattr(tape._Tape, "name", forgets_products)
-    for step in (lambda w, x, h: [w - 0.01 * x.sum((1, 2))[:, None], x], lambda w, x, h: [w + 1, x * 2]):
-        with pytest.raises(Unrecordable, match="something else"):
-            made(step)
+    with pytest.raises(Unrecordable, match="constant of an input"):
+        record(step, inputs(), [False, False, True], also)
+
+
+@pytest.mark.parametrize(
+    "takes",
+    [
+        *(lambda x: torch.tensor(x.sum(1).tolist(), dtype=x.dtype), lambda x: torch.from_numpy(x.numpy().sum(1))),
+        *(lambda x: x * float(x.numpy().max()), lambda x: x * float(np.asarray(x).max())),
+        *(lambda x: (y := x * 1, y.numpy().__imul__(2))[0], lambda x: x * float(np.from_dlpack(x).max())),
+    ],
+    ids=["a list", "an array", "a number", "asarray", "written to", "dlpack"],
+)
+def test_numbers_that_leave_torch_are_noticed(takes: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(Unrecordable, match=r"out of torch|something else"):
+        record(lambda w, x, h: [w * 2, takes(x)], inputs(), [False, False, True], also)
+
+
+def test_operations_that_write_and_give_nothing_back_are_written_down() -> None:
+    def step(w: Tensor, x: Tensor, h: Tensor) -> list[Tensor]:
+        y = x * 1
+        torch._foreach_mul_([y], [0.5])
+        torch._foreach_add_([y, y], [0.25, 0.5])
+        return [w * 2, y]
+
+    recorded, (w, x, h) = made(step), inputs()
+    assert torch.equal(played(recorded, w, x + 1, h)[1], step(w, x + 1, h)[1])
+
+
+def test_what_is_written_elsewhere_is_written_there() -> None:
+    def step(w: Tensor, x: Tensor, h: Tensor) -> list[Tensor]:
+        y = torch.empty_like(x)
+        torch.mul(x, 0.5, out=y)
+        return [w * 2, y]
+
+    recorded, (w, x, h) = made(step), inputs()
+    assert torch.equal(played(recorded, w, x + 1, h)[1], step(w, x + 1, h)[1])

@@ -45,7 +45,7 @@ class Dataset:
             return x
         if self.scale == 1.0:
             return x.to(dtype)
-        if x.is_cuda and dtype == torch.get_default_dtype():  # both at once, in one pass
+        if x.is_cuda and x.dtype == torch.uint8 and dtype == torch.get_default_dtype():  # both at once, in one pass
             return x * self.scale
         return x.to(dtype) * self.scale
 

@@ -134,12 +134,10 @@ def glances(tensors: Iterable[Tensor], *more: Tensor) -> list[Tensor]:
     return [torch.stack([t for t in looks if t.device == d]).isfinite().all() for d in devices]
 
 
-def all_finite(tensors: Iterable[Tensor], *more: Tensor) -> bool:
-    """Whether all numbers are finite, and `more` flags true."""
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all numbers are finite."""
     told = [t for t in tensors if t.is_floating_point()]
-    if all(bool(flag) for flag in glances(told, *more)):
-        return True
-    return all(bool(torch.isfinite(t).all()) for t in told) and all(bool(m) for m in more)
+    return all(bool(flag) for flag in glances(told)) or all(bool(torch.isfinite(t).all()) for t in told)
 
 
 def _first_failures(replies: Replies, settings: Admission) -> Tensor:

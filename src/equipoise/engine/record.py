@@ -13,16 +13,16 @@ then also be kept as one tensor for each layer's weights (`Apart`): each begins 
 products a fifth faster than within long rows, and how they are looked at is worked out once.
 
 A step that decides by numbers (an `if` on a tensor, how many are above a bound), makes a constant of an input
-(`torch.tensor([at.lr])`), looks at the round or at a whole split cannot be written down; `Unrecordable` says why. And
-no recording is used before it has been played back once, with other numbers than it was made with, and done what the
-step does.
+(`torch.tensor([at.lr])`), looks at the round or at a whole split cannot be written down; `Unrecordable` says why. A
+step is taken down twice, with other inputs the second time: numbers that it took out of torch (`.tolist()`, `.numpy()`)
+are constants to whoever watches the operations, but not the same ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import torch
@@ -34,7 +34,6 @@ from equipoise.engine.tape import Unrecordable as Unrecordable
 from equipoise.engine.tape import taken_down
 
 _WORK = ("call_function", "get_attr")
-_MOVE, _STATE, _ROUNDING = 0.1, 0.03, 1e-6  # shares by which playing back may be off: bfloat16 is the coarsest
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,23 @@ class Recorded:
     apart: Apart | None
 
 
-def record(step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], holds: Sequence[bool]) -> Recorded:
-    """`step` of these inputs, written down; `holds` says which of them are the same for many steps."""
-    unknown = [held and t.is_floating_point() for t, held in zip(inputs, holds, strict=True)]
-    examples = [torch.full_like(t, torch.nan) if u else t.clone() for t, u in zip(inputs, unknown, strict=True)]
+def record(
+    step: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    holds: Sequence[bool],
+    others: Callable[[], Sequence[Tensor]] | None = None,
+) -> Recorded:
+    """`step` of these inputs, written down; `holds` says which of them are the same for many steps.
+
+    With `others`, which makes inputs that it might be given too, it is taken down twice, and must do the same again.
+    """
+    examples = _examples(inputs, holds)
     try:
         step(*examples)  # what is only made the first time must not be written down
         with torch.no_grad():
             module = taken_down(step, examples)
+            if others is not None:
+                _refuse_another(module, taken_down(step, _examples(others(), holds)))
     except Unrecordable:
         raise
     except Exception as error:  # tracing runs the user's code on unusual tensors: anything may come out
@@ -80,44 +88,30 @@ def record(step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], hold
     used = tuple(bool(n.users) for n in placeholders)
     ahead, late = _ahead(module, [n for n, held in zip(placeholders, holds, strict=True) if held])
     apart = _apart(late, examples[0].shape[1])
-    chance = any(_by_chance(n) for n in module.graph.nodes)
-    made = Recorded(_ready(ahead), _ready(late), used, apart)
-    if not chance:
-        _prove(made, step, inputs, holds)
-    return made
+    return Recorded(_ready(ahead), _ready(late), used, apart)
 
 
-@torch.no_grad()
-def _prove(
-    made: Recorded, step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], holds: Sequence[bool]
-) -> None:
-    """Played back with other numbers, it must do what the step does. What went wrong in between would go unseen."""
-    others = [t if held else _other(t) for t, held in zip(inputs, holds, strict=True)]
-    known = made.ahead(*(t for t, held in zip(others, holds, strict=True) if held))
-    w, *moving = (t for t, held in zip(others, holds, strict=True) if not held)
-    expected = step(*(t.clone() for t in others))
-    ways = [made.step(w.clone(), *(t.clone() for t in moving), *known)]
-    if made.apart is not None:
-        parts = [w[:, place].clone() for place in made.apart.places]
-        state = made.apart.step(*(t.clone() for t in moving), *known, *made.apart.views(*parts))
-        ways.append([torch.cat(parts, 1), *state])
-    for found in ways:
-        moves = _far(found[0] - w, expected[0] - w, _MOVE, w)
-        if moves or any(_far(a, b, _STATE, b) for a, b in zip(found[1:], expected[1:], strict=True)):
-            raise Unrecordable("played back, the step gives something else")
+def _refuse_another(module: Any, again: Any) -> None:
+    """What came out otherwise when the step was taken down once more, with other inputs, follows from inputs unseen."""
+    for first, second in zip_longest(_told(module), _told(again)):
+        if first is None or second is None or first[0] != second[0]:
+            raise Unrecordable("with other inputs the step does something else")
+        for a, b in zip(first[1], second[1], strict=True):
+            if a is not b and (a.shape != b.shape or a.dtype != b.dtype or not torch.equal(a, b)):
+                raise Unrecordable("the step makes a constant of an input")
 
 
-def _other(t: Tensor) -> Tensor:
-    """A tensor of its kind with other numbers in it; whole numbers change places, since they may count something."""
-    if t.is_floating_point():
-        return 1.5 * t + 0.125
-    return t.roll(1, -1) if t.dim() else t
+def _told(module: Any) -> Iterator[tuple[str, list[Tensor]]]:
+    """Every node in words, and the constants in it."""
+    for node in module.graph.nodes:
+        held = [getattr(module, node.target)] if node.op == "get_attr" else []
+        yield node.format_node() or f"{node.op} {node.args}", held
 
 
-def _far(found: Tensor, expected: Tensor, share: float, beside: Tensor) -> bool:
-    """Whether they differ by more than a share of the one expected, and by more than rounding of what is beside it."""
-    a, b, c = (torch.nan_to_num(t.double()) for t in (found, expected, beside))
-    return bool((a - b).norm() > share * b.norm() + _ROUNDING * c.norm())
+def _examples(inputs: Sequence[Tensor], holds: Sequence[bool]) -> list[Tensor]:
+    """Inputs to take a step down with: what holds is not a number, so that whatever is made of it shows."""
+    hide = [held and t.is_floating_point() for t, held in zip(inputs, holds, strict=True)]
+    return [torch.full_like(t, torch.nan) if hidden else t.clone() for t, hidden in zip(inputs, hide, strict=True)]
 
 
 def _refuse_what_depends(module: Any) -> None:

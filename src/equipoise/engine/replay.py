@@ -86,7 +86,21 @@ def played(rule: ClientRule, world: World, inputs: Inputs) -> Played:
             _refuse("the step changes what its state consists of")
         return [w, *(state[n] for n in own)]
 
-    return Played(names, record(step, [inputs[n] for n in names], [holds(n) for n in names]))
+    first, often = list(inputs.values()), [holds(n) for n in names]
+    return Played(names, record(step, first, often, lambda: list(_others(step, inputs).values())))
+
+
+def _others(step: Callable[..., list[Tensor]], inputs: Inputs) -> Inputs:
+    """Inputs that might be those of another step: the model and the state after this one, other samples, fewer of them.
+
+    They must be such as a step may meet. Numbers made up are not: on a GPU an index beyond a table ends the process.
+    """
+    after = step(*(t.clone() for t in inputs.values()))
+    lasting = ("w", *(n for n in inputs if n.startswith(STATE)))
+    turned = {n: t.roll(1, -1) for n, t in inputs.items() if n in ("index", "y", "key")}
+    mask = inputs["mask"].clone()
+    mask[..., mask.shape[-1] // 2 :] = False
+    return {**inputs, **dict(zip(lasting, after, strict=True)), **turned, "mask": mask}
 
 
 class Captured:
@@ -105,6 +119,7 @@ class Captured:
         self.places = [*self.model.parts, *(self.fixed[n] for n in play.state)]
         """Where the models and the state lie, before every step and after it."""
         self.ahead = self._capture(self._ahead)
+        self.ahead.replay()  # to capture is not to do; the step, which is run before it is captured, needs the numbers
         self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}
 
     def _now(self, names: Collection[str]) -> Inputs:

@@ -243,7 +243,7 @@ def _call_by_name(graph: Graph) -> None:
     changing = written(graph)
     for node in graph.nodes:
         schema = schema_of(node)
-        if schema is None or not schema.name.startswith("aten::"):
+        if schema is None or not schema.name.startswith("aten::") or schema.overload_name.endswith("out"):
             continue
         name, first = schema.name.removeprefix("aten::"), schema.arguments[:1]
         of_first = bool(node.args) and isinstance(node.args[0], NODE) and first[0].name == "self"

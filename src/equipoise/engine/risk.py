@@ -77,6 +77,8 @@ class Risks:
 
     def __init__(self, clients: Collection[int]) -> None:
         self.clients = clients
+        self.reasons: dict[str, str] = {}
+        """Why there is no graph for a split, if it was tried."""
         self._made: dict[tuple[str, int], _Captured | None] = {}
 
     def graph(self, world: World, ids: Tensor, w: Tensor, split: str) -> _Captured | None:
@@ -89,6 +91,7 @@ class Risks:
             try:
                 fits = 0 < longest <= _EMPTY * mean
                 self._made[key] = _Captured(world, ids, w, split, int(longest)) if fits else None
-            except RuntimeError:  # an operation that a graph cannot hold
+            except RuntimeError as error:  # an operation that a graph cannot hold
                 self._made[key] = None
+                self.reasons[split] = str(error).splitlines()[0]
         return self._made[key]

@@ -89,8 +89,12 @@ class Simulation:
     @property
     def remarks(self) -> list[str]:
         """What is not done as fast as it might be, and why; known after the first round."""
-        reasons = self.simulator.replay.reasons if self.simulator.replay else {}
-        return [f"steps of {rule} are not played back as recorded: {why}" for rule, why in reasons.items()]
+        replay, risks = self.simulator.replay, self.simulator.risks
+        steps, losses = replay.reasons if replay else {}, risks.reasons if risks else {}
+        return [
+            *(f"steps of {rule} are not played back as recorded: {why}" for rule, why in steps.items()),
+            *(f"losses on {split} data are not one CUDA graph: {why}" for split, why in losses.items()),
+        ]
 
     def step(self) -> RoundRecord:
         with steady():

@@ -151,7 +151,10 @@ class Simulator:
     def foresee(self, round: int, ids: Tensor) -> None:
         """Work out the batches of a round to come, should these clients be drawn: a busy GPU leaves time for it."""
         if self._side is not None:
-            with torch.cuda.stream(self._side):  # beside the training: copies in the main stream would wait for it
+            # Beside the training: copies in the main stream would wait for it. What is made here is used there until
+            # the server has its answer, which it waits for before the next round but one is foreseen: so nobody is
+            # given this memory while it is in use.
+            with torch.cuda.stream(self._side):
                 here = self.participants.answering(round, ids)
                 self._foreseen = round, here, self._batches(self.rule, round, here)
 

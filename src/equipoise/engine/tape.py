@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+
+_OUT = (Tensor.numpy, Tensor.tolist, Tensor.__array__)
 
 
 class Unrecordable(Exception):
@@ -73,7 +76,7 @@ class _Tape(TorchDispatchMode):
         moving = any(n in self._moving for n in _nodes(given))
         if moving and torch.Tag.data_dependent_output in func.tags:
             raise Unrecordable(f"the step asks for a number that follows from its inputs ({func})")
-        if any(isinstance(t, Tensor) for t in told):
+        if func._schema.is_mutable or any(isinstance(t, Tensor) for t in told):
             node = self.graph.call_function(func, *given)
             if isinstance(out, Tensor):
                 self.name(out, node, moving)
@@ -82,6 +85,23 @@ class _Tape(TorchDispatchMode):
                     if isinstance(t, Tensor):
                         self.name(t, self.graph.call_function(operator.getitem, (node, i)), moving)
         return out
+
+    def follows(self, tensor: Tensor) -> bool:
+        """Whether it follows from the inputs, as far as is known."""
+        return self._node.get(id(tensor)) in self._moving
+
+
+class _Door(TorchFunctionMode):
+    """Lets no number out of torch that follows from the inputs: what is made of it elsewhere would go unseen."""
+
+    def __init__(self, tape: _Tape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _OUT and self._tape.follows(args[0]):
+            raise Unrecordable(f"the step takes numbers out of torch ({func.__name__})")
+        return func(*args, **(kwargs or {}))
 
 
 def _nodes(given: Any) -> list[fx.Node]:
@@ -95,7 +115,7 @@ def taken_down(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tenso
     tape = _Tape()
     for i, t in enumerate(inputs):
         tape.name(t, tape.graph.placeholder(f"input_{i}"), moving=True)
-    with tape:
+    with tape, _Door(tape):
         outputs = function(*inputs)
     tape.graph.output([tape.node(t) for t in outputs])
     return fx.GraphModule(tape.constants, tape.graph)

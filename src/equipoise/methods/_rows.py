@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,11 +69,11 @@ class Table:
         return x
 
 
-def whole(new: Tensor, known: Tensor) -> Tensor:
-    """[L, n, n]: all products, from the new ones [L, k, n] and those of the past rows with each other."""
+def whole(new: Floats, known: Floats) -> Floats:
+    """[L, n, n]: all products, from those of the first k rows [L, k, n] and those of the others with each other."""
     layers, k, n = new.shape
-    out = new.new_empty((layers, n, n))
-    out[:, :k], out[:, k:, :k] = new, new[..., k:].mT
+    out = np.empty((layers, n, n))
+    out[:, :k], out[:, k:, :k] = new, new[..., k:].swapaxes(1, 2)
     out[:, k:, k:] = known.reshape(layers, n - k, n - k)
     return out
 
@@ -91,7 +92,7 @@ def _add_products(x: Tensor, k: int, into: Tensor) -> None:
 
 def answer(*asked: Tensor) -> list[Floats]:
     """These in host memory, in float64 (whole numbers are exact up to 2^53): a GPU is asked once for all of them."""
-    told = torch.cat([sent(t.flatten(), asked[0]) for t in asked]).to("cpu", torch.float64).numpy()
+    told = torch.cat([sent(t.flatten().double(), asked[0]) for t in asked]).cpu().numpy()
     ends = itertools.accumulate(t.numel() for t in asked)
     return [told[end - t.numel() : end].reshape(t.shape) for end, t in zip(ends, asked, strict=True)]
 

@@ -53,7 +53,7 @@ from equipoise.core import (
     WeightedMean,
 )
 from equipoise.layout import joined
-from equipoise.methods._rows import ZERO, Table, answer
+from equipoise.methods._rows import ZERO, Table, answer, whole
 from equipoise.methods.fedsgd import FedSGD
 from equipoise.solvers import Bools, Floats, Ints, min_norm
 
@@ -113,7 +113,7 @@ class FedLF(ServerRule):
         asked = table.products(slices), _norm(cohort.updates.mean(0)), cohort.ids, self._losses(cohort)
         new, size, numbers, losses = answer(*asked)
         known, ids = {n: t if n == "rows" else t.cpu() for n, t in state.items()}, torch.from_numpy(numbers).long()
-        gram, h = _bordered(new, known["gram"].numpy()), self._h(losses)
+        gram, h = whole(new, known["gram"].numpy()), self._h(losses)
         seen = _joint(known["seen"], ids)
         after = {**self._remembered(cohort, ids, known, gram), "seen": seen}
 
@@ -206,7 +206,7 @@ def _shortest(gram: Floats, k: int, h: Floats | None, normalise: bool) -> _Short
         real = long > ZERO * (np.abs(fair) * length[:, :k]).sum(-1, keepdims=True)
         fit = np.where(real, mean / np.where(real, long, 1.0) if normalise else 1.0, 0.0)
         fair, first = fair * fit, np.concatenate([(long * fit) ** 2, along * fit * scale], -1)
-        hull = _bordered(first[:, None], hull)
+        hull = whole(first[:, None], hull)
     w = min_norm(torch.from_numpy(hull), torch.from_numpy(hull.diagonal(axis1=1, axis2=2) > 0)).numpy()
     products = np.einsum("gmn,gn->gm", hull, w)
     square = np.maximum((w * products).sum(-1), 0.0)
@@ -226,15 +226,6 @@ def _joined(gram: Floats, k: int, h: Floats | None, normalise: bool) -> tuple[li
         new = _shortest(gram[groups[at]].sum(0, keepdims=True), k, h, normalise)
         found = _Shortest(*(np.concatenate([a[:at], b, a[at + 2 :]]) for a, b in zip(found, new, strict=True)))
     return groups, found
-
-
-def _bordered(new: Floats, known: Floats) -> Floats:
-    """[L, n, n]: all products, from those of the first k rows [L, k, n] and those of the others with each other."""
-    layers, k, n = new.shape
-    out = np.empty((layers, n, n))
-    out[:, :k], out[:, k:, :k] = new, new[..., k:].swapaxes(1, 2)
-    out[:, k:, k:] = known.reshape(layers, n - k, n - k)
-    return out
 
 
 def _among(gram: Floats, at: Ints) -> Floats:
