@@ -1,13 +1,16 @@
-"""What an attack does to a federation before the first round: clients it adds, and samples it changes."""
+"""What an attack does to a federation before the first round: clients it adds, and samples it changes; and how what
+malicious clients send takes the place of what they would have sent."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from equipoise.data.federation import SPLITS, Dataset, Federation, Split
+from equipoise.engine.exchange import Replies
 from equipoise.streams import Stream
 from equipoise.threat import Attack, Samples
 
@@ -124,3 +127,30 @@ def _stored(data: Dataset, x: Tensor) -> Tensor:
     if data.x.dtype == torch.uint8:
         return (x / data.scale).round().clamp(0, 255).to(torch.uint8)
     return x.to(data.x.dtype) if data.scale == 1.0 or data.x.dtype == torch.int64 else (x / data.scale).to(data.x.dtype)
+
+
+def put(whole: Tensor, bad: Tensor, part: Tensor | None) -> Tensor:
+    """A copy with other rows in the place of the malicious ones."""
+    assert part is not None
+    out = whole.clone()
+    out[bad] = part.to(out.dtype)
+    return out
+
+
+def forged(replies: Replies, bad: Tensor, sent: Any) -> Replies:
+    """The replies with the malicious rows replaced; rows of the wrong form are refused like any malformed message."""
+    f, d = int(bad.sum()), replies.updates.shape[1]
+    reason = "shape" if not isinstance(sent, Tensor) or sent.shape != (f, d) else ""
+    reason = reason or ("" if sent.is_floating_point() else "dtype")
+    if not reason:
+        return replace(replies, updates=put(replies.updates, bad, sent))
+    good = ~bad
+    return Replies(
+        replies.ids[good],
+        replies.updates[good],
+        replies.sizes[good],
+        None if replies.losses is None else replies.losses[good],
+        {n: s[good] for n, s in replies.signals.items()},
+        dict.fromkeys(replies.ids[bad].tolist(), reason),
+        replies.ordered,
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from equipoise.at import Schedule, Stop
 from equipoise.core import SGD, ClientRule, Method, State
 from equipoise.data.federation import SPLITS, Federation, Split
-from equipoise.engine.adversary import claimed_sizes, infiltrated
+from equipoise.engine.adversary import claimed_sizes, forged, infiltrated, put
 from equipoise.engine.batches import Batches, plan_batches
 from equipoise.engine.clients import Done, Executor, Work, cuts
 from equipoise.engine.exchange import Plan, Replies
@@ -203,7 +202,7 @@ class Simulator:
             return answers
         sizes, stream = self.claimed[ids.cpu()].to(ids.device)[bad], self.stream.child("attack", plan.round, "probe")
         told = [self.attack.lie(Claims(sizes, a[bad], {}), stream.child(t)).losses for t, a in enumerate(answers)]
-        return torch.stack([_put(a, bad, said) for a, said in zip(answers, told, strict=True)])
+        return torch.stack([put(a, bad, said) for a, said in zip(answers, told, strict=True)])
 
     def root(self, plan: Plan) -> Tensor | None:
         own = self.federation.root
@@ -270,43 +269,17 @@ class Simulator:
         told = self.attack.lie(claims, stream.child("lie"))
         replies = replace(
             replies,
-            sizes=_put(replies.sizes, bad, told.sizes),
-            losses=None if replies.losses is None else _put(replies.losses, bad, told.losses),
-            signals={n: _put(s, bad, told.signals[n]) for n, s in replies.signals.items()},
+            sizes=put(replies.sizes, bad, told.sizes),
+            losses=None if replies.losses is None else put(replies.losses, bad, told.losses),
+            signals={n: put(s, bad, told.signals[n]) for n, s in replies.signals.items()},
         )
         own, honest = replies.updates[bad], replies.updates[~bad]
 
         def oracle(updates: Tensor) -> Tensor:
             assert self.aggregate is not None
-            return self.aggregate(plan, replace(replies, updates=_put(replies.updates, bad, updates)))
+            return self.aggregate(plan, replace(replies, updates=put(replies.updates, bad, updates)))
 
         whose, chance = replies.ids[~bad], stream.child("corrupt")
         seen = Forgery(replies.ids[bad], own, honest, plan.round, plan.lr, chance, oracle, whose, self.memory)
         self.memory = self.attack.remember(seen)
-        return _forged(replies, bad, self.attack.corrupt(replace(seen, memory=self.memory)))
-
-
-def _put(whole: Tensor, bad: Tensor, part: Tensor | None) -> Tensor:
-    assert part is not None
-    out = whole.clone()
-    out[bad] = part.to(out.dtype)
-    return out
-
-
-def _forged(replies: Replies, bad: Tensor, sent: Any) -> Replies:
-    """The replies with the malicious rows replaced; rows of the wrong form are refused like any malformed message."""
-    f, d = int(bad.sum()), replies.updates.shape[1]
-    reason = "shape" if not isinstance(sent, Tensor) or sent.shape != (f, d) else ""
-    reason = reason or ("" if sent.is_floating_point() else "dtype")
-    if not reason:
-        return replace(replies, updates=_put(replies.updates, bad, sent))
-    good = ~bad
-    return Replies(
-        replies.ids[good],
-        replies.updates[good],
-        replies.sizes[good],
-        None if replies.losses is None else replies.losses[good],
-        {n: s[good] for n, s in replies.signals.items()},
-        dict.fromkeys(replies.ids[bad].tolist(), reason),
-        replies.ordered,
-    )
+        return forged(replies, bad, self.attack.corrupt(replace(seen, memory=self.memory)))
