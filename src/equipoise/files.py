@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
+from safetensors.torch import load as tensors_in
+from safetensors.torch import save as bytes_of
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
@@ -199,7 +200,7 @@ def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any] | 
             raise EquipoiseError(f"tensors: the name {name!r} cannot be written", "choose another name")
     whole = {k: t.detach().cpu().clone(memory_format=torch.contiguous_format) for k, t in tensors.items()}
     # The format's library writes several metadata keys in random order, so there is one key, holding canonical JSON.
-    return safetensors.torch.save(whole, {_METADATA: encode_json(metadata or {}, indent=None).decode().strip()})
+    return bytes_of(whole, {_METADATA: encode_json(metadata or {}, indent=None).decode().strip()})
 
 
 def _is_unicode(name: str) -> bool:
@@ -209,7 +210,7 @@ def _is_unicode(name: str) -> bool:
 def decode_tensors(data: bytes, where: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the metadata; nothing in the file is ever executed."""
     try:
-        tensors = safetensors.torch.load(data)
+        tensors = tensors_in(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return tensors, json.loads(header.get("__metadata__", {}).get(_METADATA, "{}"))
     except Exception as e:  # damage can trip the parser anywhere; it is all the same to the caller

@@ -203,7 +203,7 @@ def choose_executor(
     x, y = data.inputs(first.expand(2, 1), dtype), data.y[first.expand(2, 1)]
     try:
         net.forward(rows, x, y.to(dtype) if y.is_floating_point() else y, vectorised=True)
-    except (RuntimeError, NotImplementedError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:  # of the first, what is not implemented is a kind
         reason = f"torch.func cannot map this model over clients: {str(error).splitlines()[0]}"
         if wish == "vmap":
             raise EquipoiseError(reason, 'executor = "loop" runs any model') from None

@@ -7,6 +7,7 @@ full or run out.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,7 @@ def holds(name: str) -> bool:
     return name not in _MOVING and not name.startswith(STATE)
 
 
-class Placed:
+class Placed(ABC):
     """Models [K, d] on their way, a tensor for each of the `places`: which columns it holds."""
 
     def __init__(self, places: Sequence[slice], like: Tensor) -> None:
@@ -39,9 +40,9 @@ class Placed:
         for part, given in zip(self.parts, torch.split(rows, self._widths, 1), strict=True):
             part.copy_(given)
 
+    @abstractmethod
     def step(self, inputs: Sequence[Any]) -> Sequence[Tensor]:
         """One step; the new state."""
-        raise NotImplementedError
 
     def take(self, at: Tensor) -> list[Tensor]:
         return [part[at] for part in self.parts]
