@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from equipoise.errors import EquipoiseError as EquipoiseError
 from equipoise.layout import Layout as Layout
 from equipoise.losses import Mean as Mean
 from equipoise.losses import Objective as Objective
+from equipoise.questions import near
 from equipoise.streams import Stream as Stream
 from equipoise.weighting import check_weights, shares, spread
 from equipoise.weighting import normalised as normalised
@@ -127,22 +128,20 @@ class Cohort:
     """The server's own update, where it has data of its own (FLTrust)."""
     probe: Callable[[Tensor], Tensor] | None = None
     """models [T, d] -> the cohort's losses [T, K] in one exchange (line searches); only for rules that need "probe"."""
-    ordered: InitVar[bool] = False  # whether ids are known to be ascending: a GPU need not be asked
 
-    def __post_init__(self, ordered: bool) -> None:
-        if ordered or bool((self.ids[1:] > self.ids[:-1]).all()):
+    def __post_init__(self) -> None:
+        if bool((near(self.ids).diff() > 0).all()):
             return
         order = torch.argsort(self.ids, stable=True)
         rows = {n: t[order] for n in ("ids", "updates", "sizes", "losses") if (t := getattr(self, n)) is not None}
-        signals = {n: t[order] for n, t in self.signals.items()}
-        for name, value in {**rows, "signals": signals}.items():
+        for name, value in {**rows, "signals": {n: t[order] for n, t in self.signals.items()}}.items():
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
         return self.ids.shape[0]
 
     def with_updates(self, updates: Tensor) -> Cohort:
-        return replace(self, updates=updates, ordered=True)
+        return replace(self, updates=updates)
 
 
 @dataclass(frozen=True)
@@ -168,6 +167,8 @@ class ServerRule(ABC):
     """Whether it tolerates a share of malicious updates."""
     per_client: bool = False
     """Whether it answers or remembers clients one by one, so that rows must be clients."""
+    early: bool = False
+    """Whether it may work on updates before anybody has looked at them; where one is not finite, it does so again."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -204,6 +205,7 @@ class WeightedMean(Aggregator):
     """sum_k n_k u_k / sum_k n_k, the server of FedAvg; `weights`: "size", "uniform" (the plain mean) or "capped"."""
 
     weights: str = "size"
+    early = True
 
     def __post_init__(self) -> None:
         check_weights("WeightedMean", self.weights)
@@ -242,10 +244,8 @@ class Chain(ServerRule):
     def __post_init__(self) -> None:
         mixing = [type(f).__name__ for f in self.filters if not f.keeps_rows]
         if mixing and self.rule.per_client:
-            raise EquipoiseError(
-                f"chain: {mixing[0]} mixes clients into new rows, but {type(self.rule).__name__} answers each client",
-                "put a filter that keeps one row per client in front of it",
-            )
+            told = f"chain: {mixing[0]} mixes clients into new rows, but {type(self.rule).__name__} answers each client"
+            raise EquipoiseError(told, "put a filter that keeps one row per client in front of it")
         self.__dict__.update(robust=self.rule.robust, per_client=self.rule.per_client)
 
     @property

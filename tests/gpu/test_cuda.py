@@ -8,11 +8,11 @@ from torch import Tensor
 
 from equipoise import contract, registry
 from equipoise.aggregators import CoordinateMedian
-from equipoise.attacks import LabelNoise, SignFlip
+from equipoise.attacks import LabelNoise, LieLoss, SendNaN, SignFlip
 from equipoise.core import Method, chain
 from equipoise.engine.phases import PHASES, device_share, watch
 from equipoise.engine.run import Simulation
-from equipoise.engine.settings import Participation, Run, Train
+from equipoise.engine.settings import Admission, Participation, Run, Train
 from equipoise.engine.store import ClientStore
 from equipoise.methods import ditto, fedavg, fedprox
 from equipoise.streams import Stream
@@ -68,6 +68,21 @@ def test_every_method_gives_the_numbers_of_the_cpu(name: str, replay: str) -> No
     compare(*made)
     if replay == "on":
         assert made[1].simulator.replay is not None and made[1].simulator.replay.reasons == {}
+
+
+@pytest.mark.parametrize("how", ["redescend", "winsorise", "rank", "off"])
+@pytest.mark.parametrize("attack", [LieLoss(fraction=0.25), SendNaN(clients=(1,))], ids=str)
+def test_what_clients_say_is_judged_as_on_the_cpu_by_a_graph_of_it_too(attack: Attack, how: str) -> None:
+    admission = Admission(guard=how, size_cap=2.0)  # type: ignore[arg-type]
+    ends = []
+    for device in ("cpu", "cuda"):
+        sim = simulation(
+            METHODS["fedlf"].make(), attack=attack, admission=admission, run=Run(dtype="float64", device=device)
+        )
+        ends.append(([replace(sim.step(), info={}) for _ in range(6)], sim.server.w.cpu()))
+    assert ends[0][0] == ends[1][0]
+    assert relative(ends[1][1], ends[0][1]) < 1e-9
+    assert any(sim.server._judge._made.values())
 
 
 def devices(executor: str, replay: str) -> list[tuple[str, str, str]]:

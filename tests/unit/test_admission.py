@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise import registry
 from equipoise.core import Method
 from equipoise.engine.admission import admit, all_finite, decode, glances, presume
 from equipoise.engine.exchange import Plan, Replies
@@ -184,9 +185,18 @@ def test_what_is_presumed_of_sound_rows_is_what_is_admitted_and_of_others_it_is_
     assert got.ids == (0, 2) and got.quarantined == {1: "not-finite"} and got.capped == (2,)
 
 
-def test_a_mean_that_began_on_spoiled_rows_is_thrown_away() -> None:
+EARLY = [name for name, made in registry.methods().items() if made.make().server.early]
+
+
+def test_who_begins_early() -> None:
+    assert {"fedavg", "fedlf", "rffl", "cgsv"} <= set(EARLY) and "qffl" not in EARLY
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", EARLY)
+def test_what_began_on_spoiled_rows_is_thrown_away(name: str, bad: float) -> None:
     """The server works on rows that are presumed sound; one that is not must leave no trace."""
-    sim, other = simulation(), simulation()
+    sim, other = (simulation(registry.methods()[name].make()) for _ in range(2))
 
     class Spoils:
         def __getattr__(self, name: str) -> object:
@@ -195,7 +205,7 @@ def test_a_mean_that_began_on_spoiled_rows_is_thrown_away() -> None:
         def __call__(self, plan: Plan) -> Replies:
             got = sim.simulator(plan)
             updates = got.updates.clone()
-            updates[0, 3] = torch.inf
+            updates[0, 3] = bad
             return replace(got, updates=updates)
 
     class Leaves:
@@ -204,7 +214,9 @@ def test_a_mean_that_began_on_spoiled_rows_is_thrown_away() -> None:
 
         def __call__(self, plan: Plan) -> Replies:
             got = other.simulator(plan)
-            return Replies(got.ids[1:], got.updates[1:], got.sizes[1:])
+            signals = {n: t[1:] for n, t in got.signals.items()}
+            losses = None if got.losses is None else got.losses[1:]
+            return Replies(got.ids[1:], got.updates[1:], got.sizes[1:], losses, signals)
 
     record = sim.server.step(Spoils())  # type: ignore[arg-type]
     other.server.step(Leaves())  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import equipoise
 
 SOURCE = Path(equipoise.__file__).parent
 LAYERS = [
-    {"errors", "streams", "layout", "losses", "files", "weighting"},
+    {"errors", "streams", "layout", "losses", "files", "weighting", "questions"},
     {"at"},
     {"core", "threat"},
     {"objectives", "solvers", "history"},
@@ -25,7 +25,7 @@ LAYERS = [
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BARE = [
     *("objectives", "solvers", "history", "errors", "streams", "layout", "at", "core", "threat"),
-    *("losses", "models", "modules", "metrics", "conflicts", "files", "weighting"),
+    *("losses", "models", "modules", "metrics", "conflicts", "files", "weighting", "questions"),
 ]
 BLOCKED = ["pydantic", "typer", "click", "rich", "pooch", "pyarrow", "plotly", "scipy", "pandas", "sklearn", "flwr"]
 BARE_PACKAGES = ("methods", "aggregators", "attacks", "engine")

@@ -16,6 +16,7 @@ from equipoise.methods.fedfv import FedFV
 from equipoise.methods.fedlf import FedLF
 from equipoise.methods.fedmgda import FedMGDA
 from equipoise.methods.rffl import RFFL
+from equipoise.questions import answer, moved, near
 from tests.small import cohort
 
 GPU = torch.device("cuda")
@@ -70,9 +71,13 @@ class PretendedGPU(TorchFunctionMode):
         return func in WAIT or any(isinstance(t, Tensor) and (t.dtype == torch.bool or t.device != GPU) for t in index)
 
 
-def far(c: Cohort, *near: str) -> Cohort:
-    named = {f.name: getattr(c, f.name) for f in fields(c) if f.name not in near}
-    return replace(c, **{name: t.as_subclass(Far) for name, t in named.items() if isinstance(t, Tensor)})
+def far(c: Cohort, noted: bool) -> Cohort:
+    """The cohort on a GPU, with or without a note of where its ids came from."""
+    named = {f.name: getattr(c, f.name) for f in fields(c)}
+    there = replace(c, **{name: t.as_subclass(Far) for name, t in named.items() if isinstance(t, Tensor)})
+    if noted:
+        there.ids.came_from = c.ids  # type: ignore[attr-defined]
+    return there
 
 
 def rounds(rule: ServerRule) -> Iterator[tuple[Cohort, Outcome]]:
@@ -85,7 +90,7 @@ def rounds(rule: ServerRule) -> Iterator[tuple[Cohort, Outcome]]:
         state = outcome.state
 
 
-@pytest.mark.parametrize("near", [(), ("ids", "sizes")], ids=["ids far", "ids near"])
+@pytest.mark.parametrize("noted", [True, False], ids=["ids known here", "ids far"])
 @pytest.mark.parametrize(
     "rule",
     [
@@ -94,21 +99,43 @@ def rounds(rule: ServerRule) -> Iterator[tuple[Cohort, Outcome]]:
     ],
     ids=str,
 )
-def test_a_round_asks_a_gpu_once_and_rules_of_reputation_first_who_is_there(
-    rule: ServerRule, near: tuple[str, ...]
-) -> None:
+def test_a_round_asks_a_gpu_once_and_for_ids_and_sizes_only_where_it_must(rule: ServerRule, noted: bool) -> None:
     with PretendedGPU():
         state = rule.init(torch.zeros(9000).as_subclass(Far))
-    for c, expected in rounds(rule):
-        theirs = far(c, *near)
+    for t, (c, expected) in enumerate(rounds(rule)):
+        theirs = far(c, noted)
         with PretendedGPU() as gpu:
             outcome = rule(theirs, state)
         state = outcome.state
-        assert len(gpu.questions) == (2 if isinstance(rule, RFFL | CGSV) and not near else 1), gpu.questions
+        by_size = isinstance(rule, RFFL | CGSV) and t == 0  # while nobody has a reputation
+        who = not noted and not isinstance(rule, FedMGDA)
+        assert len(gpu.questions) == 1 + by_size + who, gpu.questions
         assert isinstance(outcome.direction, Far)
         kept = [t for name, t in state.items() if name != "rows"]
         assert not any(isinstance(x, Far) for x in (*kept, *outcome.info.values()))
         assert torch.allclose(outcome.direction.as_subclass(Tensor), expected.direction, rtol=1e-4, atol=1e-6)
+
+
+def test_what_was_moved_is_near_without_a_question_and_what_was_made_of_it_is_asked_for() -> None:
+    here = torch.arange(3)
+    with PretendedGPU() as gpu:
+        there = moved(here, GPU)
+        assert near(there) is here and near(here) is here
+        assert not gpu.questions
+        assert near(there[1:]).tolist() == [1, 2] and gpu.questions == ["cpu"]
+    assert moved(here, here.device) is here
+
+
+def test_an_answer_is_one_question_whatever_is_asked_and_what_is_here_is_not_asked_for() -> None:
+    asked = torch.ones(2, 2, dtype=torch.bool), torch.arange(3), torch.tensor(0.5)
+    with PretendedGPU() as gpu:
+        flags, numbers, one = answer(asked[0].as_subclass(Far), asked[1], asked[2].as_subclass(Far))
+        assert gpu.questions == ["cpu"] and answer() == [] and answer(asked[1])[0].tolist() == [0, 1, 2]
+        assert gpu.questions == ["cpu"]
+    assert (flags == 1).all() and flags.shape == (2, 2) and numbers.tolist() == [0, 1, 2] and one == 0.5
+    given = torch.zeros(2, dtype=torch.float64)
+    answer(given)[0][:] = 1
+    assert not given.any()  # what is told is the asker's own
 
 
 def test_the_pretended_gpu_notes_what_makes_one_wait_and_refuses_what_it_could_not_do() -> None:

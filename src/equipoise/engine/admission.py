@@ -8,10 +8,12 @@ been absent. Nothing in here raises for anything a client can send.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,6 +21,12 @@ from equipoise.engine.exchange import Replies
 from equipoise.engine.guard import guarded
 from equipoise.engine.settings import Admission
 from equipoise.layout import Layout
+from equipoise.questions import answer, near
+
+Flags = npt.NDArray[np.float64]
+Kind = tuple[bool, tuple[str, ...]]
+"""Whether there are losses, and the names of signals."""
+Judge = Callable[..., tuple[Tensor, ...]]
 
 REASONS = {
     "names": "its tensors are not the model's",
@@ -73,49 +81,66 @@ class Presumed:
     """[3, K] bool: whether all are sound, whose size was capped, whose reports were guarded."""
 
 
-def presume(replies: Replies, settings: Admission) -> Presumed | None:
-    """Everything about a round of sound rows, the usual case; None where they must be looked at one by one."""
-    k = len(replies.ids)
+def presume(replies: Replies, settings: Admission, judge: Judge | None = None) -> Presumed | None:
+    """Everything about a round of sound rows, the usual case; None where they must be looked at one by one.
+
+    `judge`, if there is one for these settings, is `judged` made fit for a GPU.
+    """
+    k, lost = len(replies.ids), replies.losses
     if k == 0 or settings.norm_cap is not None or any(s.shape[:1] != (k,) for s in replies.signals.values()):
         return None
     # What is not finite makes an update's norm so; one that only overflows is looked into, like any that fails.
     norms = torch.linalg.vector_norm(replies.updates, dim=1)
-    told = [norms, replies.sizes, *replies.signals.values()]
-    told += [] if replies.losses is None else [replies.losses]
-    sound = torch.stack(glances(told, (replies.sizes >= 0).all())).all()
-    return _presumed(replies, settings, norms, sound)
+    kind, reports = (lost is not None, tuple(replies.signals)), ([] if lost is None else [lost])
+    given = norms, replies.sizes, *reports, *replies.signals.values()
+    flags, sizes, *told = (judge or partial(judged, settings))(kind, *given)
+    losses, signals = (None, told) if lost is None else (told[0], told[1:])
+    kept = replace(replies, sizes=sizes, losses=losses, signals=dict(zip(replies.signals, signals, strict=True)))
+    return Presumed(replace(kept, refused={}), norms, flags)
 
 
-def _presumed(replies: Replies, settings: Admission, norms: Tensor, sound: Tensor) -> Presumed:
-    kept = _cap_sizes(replies, settings.size_cap)
-    capped = kept.sizes < replies.sizes
-    kept, out = guarded(replace(kept, refused={}), settings.guard, settings.guard_width)
-    return Presumed(kept, norms, torch.stack([sound.expand_as(out), capped, out]))
+def judged(settings: Admission, kind: Kind, norms: Tensor, sizes: Tensor, *reports: Tensor) -> tuple[Tensor, ...]:
+    """What clients say about themselves, as it is counted: flags as in `Presumed`, sizes, losses if any, signals."""
+    with_losses, names = kind
+    losses, signals = (reports[0], reports[1:]) if with_losses else (None, reports)
+    sound = torch.stack(glances([norms, sizes, *reports], (sizes >= 0).all())).all()
+    told = Replies(sizes, norms, sizes, losses, dict(zip(names, signals, strict=True)))
+    kept, flags = _counted(told, settings, sound)
+    return flags, kept.sizes, *([] if kept.losses is None else [kept.losses]), *kept.signals.values()
 
 
-def admit(replies: Replies, settings: Admission, presumed: Presumed | None = None) -> Admitted:
+def _counted(replies: Replies, settings: Admission, sound: Tensor) -> tuple[Replies, Tensor]:
+    capped = _cap_sizes(replies, settings.size_cap)
+    touched = capped.sizes < replies.sizes
+    kept, out = guarded(capped, settings.guard, settings.guard_width)
+    return kept, torch.stack([sound.expand_as(out), touched, out])
+
+
+def admit(
+    replies: Replies, settings: Admission, presumed: Presumed | None = None, flags: Flags | None = None
+) -> Admitted:
     """Check the rows of a round; the order of the checks is the order of REASONS.
 
-    What was `presumed` of them, if it was, is admitted if it proves true: in one question to a device.
+    What was `presumed` of them, if it was, is admitted if it proves true, which its `flags` say in host memory.
     """
     presumed = presumed or presume(replies, settings)
     if presumed is not None:
-        sound, *touched = presumed.flags.tolist()
-        if sound[0]:
+        sound, *touched = answer(presumed.flags)[0] if flags is None else flags
+        if sound.all():
             return _admitted(presumed, touched, {}, replies.refused)
     codes, names = _first_failures(replies, settings), tuple(REASONS)
     told = zip(replies.ids.tolist(), codes.tolist(), strict=True)
     quarantined = {client: names[code] for client, code in told if code != _FINE}
     good = _rows(replies, codes == _FINE)
     norms = torch.linalg.vector_norm(good.updates, dim=1)
-    again = _presumed(good, settings, norms, torch.ones((), dtype=torch.bool, device=norms.device))
-    return _admitted(again, again.flags.tolist()[1:], quarantined, replies.refused)
+    kept, marks = _counted(replace(good, refused={}), settings, torch.ones((), dtype=torch.bool, device=norms.device))
+    return _admitted(Presumed(kept, norms, marks), answer(marks)[0][1:], quarantined, replies.refused)
 
 
 def _admitted(
-    presumed: Presumed, touched: list[list[bool]], quarantined: dict[int, str], refused: Mapping[int, str]
+    presumed: Presumed, touched: Iterable[Flags], quarantined: dict[int, str], refused: Mapping[int, str]
 ) -> Admitted:
-    ids = presumed.replies.ids.tolist()
+    ids = near(presumed.replies.ids).tolist()
     capped, out = (tuple(i for i, hit in zip(ids, hits, strict=True) if hit) for hits in touched)
     return Admitted(presumed.replies, presumed.norms, {**refused, **quarantined}, tuple(ids), capped, out)
 
@@ -169,7 +194,7 @@ def _rows(replies: Replies, good: Tensor) -> Replies:
     losses = None if replies.losses is None else replies.losses[good]
     signals = {n: s[good] for n, s in replies.signals.items() if s.shape[:1] == good.shape}
     ids, updates, sizes = (t[good] for t in (replies.ids, replies.updates, replies.sizes))
-    return Replies(ids, updates, sizes, losses, signals, replies.refused, replies.ordered)
+    return Replies(ids, updates, sizes, losses, signals, replies.refused)
 
 
 def _cap_sizes(replies: Replies, cap: float | None) -> Replies:

@@ -152,5 +152,4 @@ def forged(replies: Replies, bad: Tensor, sent: Any) -> Replies:
         None if replies.losses is None else replies.losses[good],
         {n: s[good] for n, s in replies.signals.items()},
         dict.fromkeys(replies.ids[bad].tolist(), reason),
-        replies.ordered,
     )

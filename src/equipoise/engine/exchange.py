@@ -27,12 +27,6 @@ class Plan:
     messages: Mapping[str, Tensor]
     """[K] each: the scalars that go to each client with the model."""
     needs: frozenset[str]
-    here: Tensor = None  # type: ignore[assignment]
-    """`ids` in host memory, where it costs nothing to look at them."""
-
-    def __post_init__(self) -> None:
-        if self.here is None:
-            object.__setattr__(self, "here", self.ids.cpu())
 
 
 @dataclass(frozen=True)
@@ -45,8 +39,6 @@ class Replies:
     losses: Tensor | None = None
     signals: State = field(default_factory=dict)
     refused: Mapping[int, str] = field(default_factory=dict)
-    ordered: bool = False
-    """Whether ids are known to be ascending."""
 
 
 class Exchange(Protocol):

@@ -142,7 +142,7 @@ class Node:
             raise EquipoiseError(f"round {self.kept.round} is done, and {ask.round} was asked for")
         state = self.kept.before if ask.round == self.kept.round else self.kept.after
         self.here.store.put(self.ids, state)
-        before = self.here.states(self.ids, self.ids)
+        before = self.here.states(self.ids)
         messages = {n: t[None] for n, t in ask.messages.items()}
         done = self.here.train(_plan(ask), self.ids, messages, rule)
         if before:

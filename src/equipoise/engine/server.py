@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.conflicts import conflict_names, opposed
-from equipoise.core import Cohort, Method, Outcome, State, WeightedMean
-from equipoise.engine.admission import Presumed, admit, all_finite, glances, presume
+from equipoise.core import Cohort, Method, Outcome, State
+from equipoise.engine.admission import Presumed, admit, all_finite, glances, judged, presume
 from equipoise.engine.exchange import Exchange, Plan, Replies
+from equipoise.engine.graphs import Repeated
 from equipoise.engine.guard import probed
 from equipoise.engine.participation import Participants
 from equipoise.engine.phases import phase
 from equipoise.engine.settings import Admission, Train
 from equipoise.errors import EquipoiseError
 from equipoise.layout import Layout
+from equipoise.questions import answer, moved, near
 from equipoise.streams import Stream
 
 
@@ -42,7 +46,7 @@ class RoundRecord:
     info: dict[str, Any] = field(default_factory=dict)
 
 
-_BLIND = (WeightedMean,)  # server rules that decide nothing by numbers and never refuse
+_SPOILED = (RuntimeError, ValueError, ArithmeticError)  # what numbers that are none may come to
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,9 @@ class Attempt:
     outcome: Outcome | None = None
     w: Tensor = field(default_factory=lambda: torch.empty(0))
     """The model that it would lead to."""
-    finite: Sequence[Tensor] = ()
-    """Flags: whether the new model, the new state and the downloads are finite; false also of sums that overflow."""
-    against: Tensor = field(default_factory=lambda: torch.empty(0))
+    looks: Sequence[Tensor] = ()
+    """How many clients oppose it, by layer; then flags: whether the new model, the new state and the downloads are
+    finite, false also of sums that overflow."""
 
 
 class Server:
@@ -79,6 +83,7 @@ class Server:
         self.round, self.w, self.state = 0, w.clone(), self.rule.init(w)
         self.excluded = torch.zeros(participants.n + participants.added, dtype=torch.bool)
         self._next = -1, torch.empty(0, dtype=torch.int64)
+        self._judge = Repeated(partial(judged, admission))
         self.rule.check(participants.most)
 
     def step(self, exchange: Exchange) -> RoundRecord:
@@ -93,33 +98,39 @@ class Server:
         with phase("draw"):
             if round != self.round:
                 drawn = self.participants.draw(self.round, self.excluded)
-            ids = drawn.to(self.w.device)
+            ids = moved(drawn, self.w.device)
         lr = self.train.lr * self.train.lr_decay**self.round
         with phase("server rule"):
             messages = self.rule.plan(ids, self.state)
-        return Plan(self.round, ids, self.w, lr, messages, self.rule.needs, drawn)
+        return Plan(self.round, ids, self.w, lr, messages, self.rule.needs)
 
     def absorb(self, plan: Plan, exchange: Exchange) -> RoundRecord:
         replies = exchange(plan)
-        # On a GPU all of this may still be at work: what needs no answer from it is set going before one is waited for.
+        # On a GPU all of this may still be at work: what needs no answer from it comes before one is waited for.
         with phase("admission"):
-            presumed = presume(replies, self.admission)
-        early = self._early(plan, presumed, exchange)
+            presumed = presume(replies, self.admission, self._judge)
         self._look_ahead(exchange)
+        early = self._early(plan, presumed, exchange)
+        asked = [presumed.flags, *(early.looks if early else ())] if presumed else []
         with phase("admission"):
-            admitted = admit(replies, self.admission, presumed)
+            told = answer(*asked)
+            admitted = admit(replies, self.admission, presumed, *told[:1])
         kept, ids = admitted.replies, admitted.ids
         touched = {"size_capped": list(admitted.capped), "guarded": list(admitted.guarded)}
         info: dict[str, Any] = {name: ids for name, ids in touched.items() if ids}
 
         def record(**more: Any) -> RoundRecord:
-            drawn = tuple(plan.here.tolist())
+            drawn = tuple(near(plan.ids).tolist())
             return RoundRecord(plan.round, plan.lr, drawn, ids, admitted.quarantined, **more)
 
         if len(ids) < self.admission.quorum:
             return record(skipped=f"{len(ids)} admitted, quorum {self.admission.quorum}", info=info)
-        done = early if early and early.replies is kept else self._attempt(plan, kept, admitted.norms, exchange)
-        outcome, reason = self._taken_over(done)
+        done, looks = early, told[1:]
+        if done is None or done.replies is not kept:
+            done = self._attempt(plan, kept, admitted.norms, exchange)
+            looks = answer(*done.looks)
+        against, *finite = looks or [np.zeros(0)]
+        outcome, reason = self._taken_over(done, all(map(bool, finite)))
         if outcome is None:
             return record(skipped=reason, info=info)
         if outcome.exclude:
@@ -129,9 +140,8 @@ class Server:
             info["excluded"] = list(outcome.exclude)
         if outcome.downloads is not None:
             exchange.deliver(plan, done.cohort.ids, outcome.downloads)
-        with phase("evaluate"):
-            against = dict(zip(conflict_names(self.layout.layers()), done.against.tolist(), strict=True))
-        return record(stop=outcome.stop, conflicts=against, info={**info, **outcome.info})
+        conflicts = dict(zip(conflict_names(self.layout.layers()), map(int, against.tolist()), strict=True))
+        return record(stop=outcome.stop, conflicts=conflicts, info={**info, **outcome.info})
 
     def _look_ahead(self, exchange: Exchange) -> None:
         """Draw the next round and tell the exchange, which may still be at work on this one."""
@@ -160,14 +170,16 @@ class Server:
             rng=self.stream.child("server", plan.round),
             probe=probe if "probe" in plan.needs else None,
             root=exchange.root(plan) if "root" in plan.needs else None,
-            ordered=replies.ordered,
         )
 
     def _early(self, plan: Plan, presumed: Presumed | None, exchange: Exchange) -> Attempt | None:
-        """The rule's work on rows that are presumed sound; only where it asks nothing and can do no harm."""
-        if presumed is None or type(self.rule) not in _BLIND or len(presumed.replies.ids) < self.admission.quorum:
+        """The rule's work on rows that are presumed sound; what comes of it is looked at if they prove to be."""
+        if presumed is None or not self.rule.early or len(presumed.replies.ids) < self.admission.quorum:
             return None
-        return self._attempt(plan, presumed.replies, presumed.norms, exchange)
+        try:
+            return self._attempt(plan, presumed.replies, presumed.norms, exchange)
+        except _SPOILED:  # once more, on rows that were looked at: there an error is one
+            return None
 
     def _attempt(self, plan: Plan, replies: Replies, norms: Tensor, exchange: Exchange) -> Attempt:
         with phase("server rule"):
@@ -181,14 +193,14 @@ class Server:
             finite = glances([w, *outcome.state.values(), *downloads])
         with phase("evaluate"):
             against = opposed(replies.updates, outcome.direction, self.layout.layers(), norms)
-        return Attempt(replies, cohort, "", outcome, w, finite, against)
+        return Attempt(replies, cohort, "", outcome, w, (against, *finite))
 
-    def _taken_over(self, done: Attempt) -> tuple[Outcome | None, str]:
+    def _taken_over(self, done: Attempt, finite: bool) -> tuple[Outcome | None, str]:
         """The rule's outcome, now that of the model and the state; or None, and the reason why it cannot be."""
         outcome = done.outcome
         if outcome is None:
             return None, done.reason
-        if not all(bool(flag) for flag in done.finite):
+        if not finite:
             said = {
                 "the model would not be finite": [done.w],
                 "the server's state would not be finite": list(outcome.state.values()),

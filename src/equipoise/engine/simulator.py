@@ -23,6 +23,7 @@ from equipoise.engine.risk import Risks
 from equipoise.engine.settings import Train
 from equipoise.engine.store import ClientStore, Wish
 from equipoise.engine.view import Disturb, World
+from equipoise.questions import moved, near
 from equipoise.streams import Stream
 from equipoise.threat import Attack, Claims, Forgery, Samples
 
@@ -89,8 +90,9 @@ class Simulator:
         return Executor(World(self.net, self.federation, self.host, *how), self.workers)
 
     def __call__(self, plan: Plan) -> Replies:
-        here = self.participants.answering(plan.round, plan.here)
-        ids = plan.ids if here is plan.here else here.to(plan.w.device)
+        drawn = near(plan.ids)
+        here = self.participants.answering(plan.round, drawn)
+        ids = plan.ids if here is drawn else moved(here, plan.w.device)
         if len(ids) == 0:
             return Replies(ids, plan.w.new_zeros((0, len(plan.w))), ids)
         messages = dict(plan.messages)
@@ -99,11 +101,11 @@ class Simulator:
             messages = {n: t[keep] for n, t in messages.items()}
         sizes = self.claimed[here].to(plan.w.device)
         self._last = None  # so that its memory can be used again
-        done = self.train(plan, ids, messages, ends=type(self.rule).receive is not ClientRule.receive, here=here)
+        done = self.train(plan, ids, messages, ends=type(self.rule).receive is not ClientRule.receive)
         with phase("train"):
             self.store.put(here, done.state)
         self._last = here, done
-        return self._attacked(plan, Replies(ids, done.updates, sizes, done.losses, done.signals, ordered=True))
+        return self._attacked(plan, Replies(ids, done.updates, sizes, done.losses, done.signals))
 
     def finish(self, plan: Plan) -> None:
         """Every client's last training, if the method has one; nothing is sent to the server any more."""
@@ -120,14 +122,10 @@ class Simulator:
         messages: State,
         rule: ClientRule | None = None,
         ends: bool = True,
-        here: Tensor | None = None,
     ) -> Done:
-        """What these clients make of a plan; `ends` says whether their models at the end are wanted too.
-
-        `here` are the ids in host memory, if they are known there.
-        """
+        """What these clients make of a plan; `ends` says whether their models at the end are wanted too."""
         rule, stream = rule or self.rule, self.stream.child("batch", plan.round)
-        here, (round, known, ready) = ids.cpu() if here is None else here, self._foreseen
+        here, (round, known, ready) = near(ids), self._foreseen
         foreseen = rule is self.rule and round == plan.round and torch.equal(known, here)
         batches = ready if foreseen and ready is not None else self._batches(rule, plan.round, here)
         if self._side is not None:
@@ -136,7 +134,7 @@ class Simulator:
         losses, chance = "losses" in plan.needs, stream.child("model")
         work = Work(ids, received, batches, messages, plan.lr, plan.round, chance, losses, ends)
         executor = self.executor(self._disturb(plan.round))
-        return executor.run(rule, work, self.states(ids, here), self._alone)
+        return executor.run(rule, work, self.states(ids), self._alone)
 
     @phase("gather")
     def _batches(self, rule: ClientRule, round: int, here: Tensor) -> Batches:
@@ -157,10 +155,11 @@ class Simulator:
                 here = self.participants.answering(round, ids)
                 self._foreseen = round, here, self._batches(self.rule, round, here)
 
-    def states(self, ids: Tensor, here: Tensor) -> State:
-        """The lasting state of these clients (`here`: in host memory); those seen for the first time are prepared."""
+    def states(self, ids: Tensor) -> State:
+        """The lasting state of these clients; those seen for the first time are prepared."""
         if not self._stateful:
             return {}
+        here = near(ids)
         new = here[~self.store.known(here)]
         if len(new):
             there, rows = new.to(ids.device), self.w0.expand(len(new), -1)

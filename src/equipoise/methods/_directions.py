@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.methods._rows import ZERO, Table, answer, whole
+from equipoise.methods._rows import ZERO, Table, whole
+from equipoise.questions import answer
 
 _STEPS = 100  # a dozen are enough, nearly always
 _DONE = 1e-22  # mean product of a distance and its price at the answer; the objective is of order 1

@@ -7,7 +7,6 @@ every question waits for whatever is still to be done there.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.layout import pieces
+from equipoise.questions import sent
 from equipoise.solvers import Floats
 
 ZERO = 1e-6  # what is this short, relative to what it is made of, is zero; down to here float64 keeps signs right
@@ -85,18 +85,3 @@ def _add_products(x: Tensor, k: int, into: Tensor) -> None:
         stretches = x[:, :even].view(len(x), -1, _STRETCH).transpose(0, 1)
         into += (stretches[:, :k] @ stretches.mT).sum(0)
     into.addmm_(x[:k, even:], x[:, even:].mT)
-
-
-# ------------------------------------------------------------------------------------------------ to and from a GPU
-
-
-def answer(*asked: Tensor) -> list[Floats]:
-    """These in host memory, in float64 (whole numbers are exact up to 2^53): a GPU is asked once for all of them."""
-    told = torch.cat([sent(t.flatten().double(), asked[0]) for t in asked]).cpu().numpy()
-    ends = itertools.accumulate(t.numel() for t in asked)
-    return [told[end - t.numel() : end].reshape(t.shape) for end, t in zip(ends, asked, strict=True)]
-
-
-def sent(small: Tensor, to: Tensor) -> Tensor:
-    """From host memory to where `to` is, without waiting for what a GPU still has to do."""
-    return small.to(to.device, non_blocking=True)

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from equipoise.core import Cohort, Method, Outcome, ServerRule, State
 from equipoise.errors import require
-from equipoise.methods._rows import answer, sent
 from equipoise.methods.rffl import (
     Largest,
     OwnModel,
@@ -42,6 +41,7 @@ from equipoise.methods.rffl import (
     told,
     weights,
 )
+from equipoise.questions import near, sent
 
 LEAST = 1e-3
 """No reputation is smaller, before they are divided by their sum."""
@@ -69,6 +69,7 @@ class CGSV(ServerRule):
     beta: float = 2.0
     largest: Largest = "tensor"
     per_client = True
+    early = True
 
     def __post_init__(self) -> None:
         require(0 <= self.alpha < 1, "cgsv: alpha", self.alpha, "from 0 up to (not including) 1")
@@ -80,9 +81,8 @@ class CGSV(ServerRule):
         return no_reputations()
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
-        numbers, sizes = answer(cohort.ids, cohort.sizes)
-        ids, old, here = enrolled(state, numbers.astype(np.int64))
-        weight = weights(old[here], sizes)
+        ids, old, here = enrolled(state, near(cohort.ids).numpy())
+        weight = weights(old[here], cohort.sizes)
         found = aggregated(cohort, weight, lambda lengths: self.gamma / lengths)
         new = old.copy()
         new[here] = self.alpha * old[here] + (1 - self.alpha) * found.cos

@@ -30,6 +30,7 @@ from torch import Tensor
 from equipoise import history
 from equipoise.core import SGD, Cohort, EquipoiseError, Method, Outcome, ServerRule, State
 from equipoise.methods._directions import contributions, length, mixture, told
+from equipoise.questions import near
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,8 @@ class FedFV(ServerRule):
             raise EquipoiseError("fedfv: the cohort has no losses", "it orders clients by their losses")
         m, state = len(cohort), {name: t if name == "rows" else t.cpu() for name, t in state.items()}
         mean = torch.linalg.vector_norm(cohort.updates.mean(0), dtype=torch.float64)
-        asked = cohort.losses, cohort.ids, mean
-        gram, losses, numbers, size = told(cohort.updates, state["rows"], state["gram"], *asked)
-        order, ids = losses.argsort(stable=True), numbers.long()
+        gram, losses, size = told(cohort.updates, state["rows"], state["gram"], cohort.losses, mean)
+        order, ids = losses.argsort(stable=True), near(cohort.ids)
         projected, internal = _projected(gram[:m, :m], order, kept=ceil(self.alpha * m * (1 - 1e-12)))
         weights = torch.cat([projected.mean(0), gram.new_zeros(len(gram) - m)])
         weights, external = self._external(weights, gram, cohort.round, ids, state)

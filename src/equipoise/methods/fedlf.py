@@ -53,8 +53,9 @@ from equipoise.core import (
     WeightedMean,
 )
 from equipoise.layout import joined
-from equipoise.methods._rows import ZERO, Table, answer, whole
+from equipoise.methods._rows import ZERO, Table, whole
 from equipoise.methods.fedsgd import FedSGD
+from equipoise.questions import answer, near
 from equipoise.solvers import Bools, Floats, Ints, min_norm
 
 Layer = Literal["module", "tensor", "model", "fragments"]
@@ -84,6 +85,7 @@ class FedLF(ServerRule):
     cap: int = 200
     stop: bool = False
     per_client = True
+    early = True
 
     def __post_init__(self) -> None:
         _one_of("layer", self.layer, ("module", "tensor", "model", "fragments"))
@@ -109,15 +111,16 @@ class FedLF(ServerRule):
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
         layers, k = self._layers(cohort), len(cohort)
         table, slices = Table(cohort.updates, state["rows"]), list(layers.values())
-        # A GPU is asked once. Who is who and where to go is decided in host memory, where all but the rows stays.
-        asked = table.products(slices), _norm(cohort.updates.mean(0)), cohort.ids, self._losses(cohort)
-        new, size, numbers, losses = answer(*asked)
-        known, ids = {n: t if n == "rows" else t.cpu() for n, t in state.items()}, torch.from_numpy(numbers).long()
-        gram, h = whole(new, known["gram"].numpy()), self._h(losses)
+        asked = table.products(slices), _norm(cohort.updates.mean(0)), self._losses(cohort)
+        # Who is who and where to go is decided in host memory, where all but the rows stays. A GPU is asked once, and
+        # what needs no answer comes before that.
+        known, ids = {n: t if n == "rows" else t.cpu() for n, t in state.items()}, near(cohort.ids)
         seen = _joint(known["seen"], ids)
-        after = {**self._remembered(cohort, ids, known, gram), "seen": seen}
-
         absent = history.absent(known, ids, self._since(cohort, len(seen))).numpy().nonzero()[0]
+        stay, memory = self._remembered(cohort, ids, known)
+        new, size, losses = answer(*asked)
+        gram, h = whole(new, known["gram"].numpy()), self._h(losses)
+        after = {**memory, "gram": torch.from_numpy(_among(gram, stay)), "seen": seen}
         at = np.concatenate([np.arange(k), k + absent])
         scale = np.concatenate([np.ones(k), cohort.lr / known["lr"].numpy()[absent]])
         among = _among(gram, at) * scale[:, None] * scale
@@ -172,13 +175,12 @@ class FedLF(ServerRule):
         """The round from which on an absent client counts."""
         return {"recent": cohort.round - seen / len(cohort), "last": cohort.round - 1}.get(self.absent, 0)
 
-    def _remembered(self, cohort: Cohort, ids: Tensor, known: State, gram: Floats) -> State:
-        """Updates as they were sent, so that their products with each other need not be computed again."""
+    def _remembered(self, cohort: Cohort, ids: Tensor, known: State) -> tuple[Ints, State]:
+        """Updates as they were sent, so that their products with each other need not be computed again; and which."""
         cap, since = (0 if self.absent == "none" else self.cap), (cohort.round if self.absent == "last" else 0)
         lr = known["lr"].new_full((len(cohort),), cohort.lr)
         at = history.kept(known, ids, cohort.round, cap, since)
-        memory = history.moved(known, ids, cohort.round, at, rows=cohort.updates, lr=lr)
-        return {**memory, "gram": torch.from_numpy(_among(gram, at.numpy()))}
+        return at.numpy(), history.moved(known, ids, cohort.round, at, rows=cohort.updates, lr=lr)
 
 
 # ------------------------------------------------------------------------------------------------ the shortest vectors

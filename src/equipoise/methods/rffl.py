@@ -38,8 +38,9 @@ from torch import Tensor
 
 from equipoise.core import At, Cohort, Layout, Method, Outcome, ServerRule, State
 from equipoise.errors import require
-from equipoise.methods._rows import Table, answer, sent
+from equipoise.methods._rows import Table
 from equipoise.methods.local import Alone
+from equipoise.questions import answer, near, sent
 from equipoise.solvers import Floats, Ints
 
 Largest = Literal["tensor", "model"]
@@ -89,9 +90,9 @@ def parts_of_one(x: Floats) -> Floats:
     return x / total if total != 0 else x
 
 
-def weights(reputation: Floats, sizes: Floats) -> Floats:
+def weights(reputation: Floats, sizes: Tensor) -> Floats:
     """Reputations as weights that sum to 1; sizes, as long as nobody has a reputation."""
-    return parts_of_one(reputation if reputation.any() else sizes)
+    return parts_of_one(reputation if reputation.any() else answer(sizes)[0])
 
 
 class Aggregate(NamedTuple):
@@ -173,6 +174,7 @@ class RFFL(ServerRule):
     subtract_own: bool = True
     beta: float | None = None
     per_client = True
+    early = True
 
     def __post_init__(self) -> None:
         require(0 <= self.alpha < 1, "rffl: alpha", self.alpha, "from 0 up to (not including) 1")
@@ -191,9 +193,8 @@ class RFFL(ServerRule):
         return no_reputations()
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
-        numbers, sizes = answer(cohort.ids, cohort.sizes)
-        ids, old, here = enrolled(state, numbers.astype(np.int64))
-        weight = weights(old[here], sizes)
+        ids, old, here = enrolled(state, near(cohort.ids).numpy())
+        weight = weights(old[here], cohort.sizes)
         found = aggregated(cohort, weight, self._scale)
         share, judged, reason = self._judged(old, here, found)
         limit = self.threshold / len(ids) if judged and cohort.round >= self.grace else -np.inf

@@ -1,0 +1,80 @@
+"""Work that is done again and again, on a pretended GPU: a graph for every kind of it, and the same numbers."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.engine import graphs
+from equipoise.engine.graphs import Repeated
+from tests.unit.test_questions import Far
+
+
+class Replayed:
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+        work()
+
+
+def scaled(kind: float, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return kind * x, y + x.sum()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
+    """The graphs that were made."""
+    found: list[Replayed] = []
+
+    def captured(work: Callable[[], None]) -> Replayed:
+        found.append(Replayed(work))
+        return found[-1]
+
+    monkeypatch.setattr(graphs, "captured", captured)
+    return found
+
+
+def given(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    x = torch.arange(float(n)) + seed
+    return x.as_subclass(Far), (x + 1).as_subclass(Far)
+
+
+def test_what_comes_again_becomes_a_graph_of_its_kind_and_gives_the_same(made: list[Replayed]) -> None:
+    work = Repeated(scaled)
+    kept = []
+    for seed, (kind, n) in enumerate([(1.0, 3), (1.0, 3), (2.0, 3), (1.0, 4), (1.0, 3), (2.0, 3), (2.0, 3)]):
+        x, y = given(n, seed)
+        kept.append((work(kind, x, y), scaled(kind, x, y)))
+    assert len(made) == 2  # (1.0, 3) and (2.0, 3); the other came once
+    assert all(torch.equal(a, b) for found, wanted in kept for a, b in zip(found, wanted, strict=True))
+
+
+def test_what_is_here_or_large_is_simply_done(made: list[Replayed]) -> None:
+    work, many = Repeated(scaled), graphs._SMALL
+    for _ in range(4):
+        work(1.0, torch.ones(2), torch.ones(2))
+        work(1.0, *given(many, 0))
+    assert not made
+
+
+def test_what_a_graph_cannot_hold_is_done_without_and_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def captured(work: Callable[[], None]) -> Replayed:
+        tried.append(work)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(graphs, "captured", captured)
+    work = Repeated(scaled)
+    for seed in range(4):
+        x, y = given(3, seed)
+        assert torch.equal(work(2.0, x, y)[0], 2 * x)
+    assert len(tried) == 1
+
+
+def test_there_are_no_more_graphs_than_a_few(made: list[Replayed]) -> None:
+    work = Repeated(scaled)
+    for n in range(1, 30):
+        work(1.0, *given(n, 0))
+        work(1.0, *given(n, 0))
+    assert len(made) == graphs._KINDS
