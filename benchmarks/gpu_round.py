@@ -12,8 +12,8 @@ Random images of Fashion-MNIST's size, 600 samples per client, one local epoch. 
 
 With --methods: rounds of FedAvg, FedLF, Ditto, FedTilt and RFFL (MLP, 10 of 100 clients, batch 50: FedLF's Table 1)
 against the time of their own local training, which is that of their gradients and of the losses that they report; and
-of RFFL as in its paper (ten participants, all of them in every round, its CNN, batch 16). Nobody is removed: the images
-are random, on which nobody agrees with anybody.
+of RFFL as in its paper (ten participants, all of them in every round, its CNN, batch 16), where nobody is removed: on
+random images nobody agrees with anybody; and of FedLF with its paper's CNN for CIFAR-10.
 
 The models of both ways are compared before any time is printed, in float64: in float32 one unit of a ReLU that rounding
 moves across zero makes two runs on random images part company.
@@ -46,9 +46,9 @@ METHODS: dict[str, dict[str, float]] = {
 CASES = [("mlp", 10, 10), ("mlp", 100, 50), ("cnn", 10, 10), ("cnn", 100, 50)]
 
 
-def federation(clients: int = CLIENTS) -> Federation:
+def federation(clients: int = CLIENTS, shape: tuple[int, ...] = (1, 28, 28)) -> Federation:
     g = Stream(0).torch()
-    x = torch.randint(256, (clients * N, 1, 28, 28), generator=g, dtype=torch.uint8)
+    x = torch.randint(256, (clients * N, *shape), generator=g, dtype=torch.uint8)
     y = torch.randint(10, (clients * N,), generator=g)
     nobody = Split.of([torch.empty(0, dtype=torch.int64)] * clients)
     train = Split.of(list(torch.split(torch.arange(clients * N), N)))
@@ -58,6 +58,8 @@ def federation(clients: int = CLIENTS) -> Federation:
 def model(name: str) -> nn.Module:
     if name == "mlp":
         return build("mlp", (1, 28, 28), 10, Stream(1), hidden=(200, 200))
+    if name == "cnn-cifar":
+        return build("cnn", (3, 32, 32), 10, Stream(1), channels=(64, 64), hidden=(384, 192), dropout=(0.0, 0.2, 0.5))
     if name != "cnn":
         return build(name, (1, 28, 28), 10, Stream(1))
     torch.manual_seed(0)
@@ -198,6 +200,7 @@ def main() -> None:
         for name in METHODS:
             rounds_of(fed, name, "mlp", 50, given.device, given.rounds)
         rounds_of(federation(10), "rffl", "cnn-rffl", 16, given.device, given.rounds)
+        rounds_of(federation(shape=(3, 32, 32)), "fedlf", "cnn-cifar", 50, given.device, given.rounds)
         return
     for name, cohort, batch in CASES[: given.cases]:
         case(fed, name, cohort, batch, given.device, given.rounds)
