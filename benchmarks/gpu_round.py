@@ -58,10 +58,8 @@ def federation(clients: int = CLIENTS, shape: tuple[int, ...] = (1, 28, 28)) -> 
 def model(name: str) -> nn.Module:
     if name == "mlp":
         return build("mlp", (1, 28, 28), 10, Stream(1), hidden=(200, 200))
-    if name == "cnn-cifar":
-        return build("cnn", (3, 32, 32), 10, Stream(1), channels=(64, 64), hidden=(384, 192), dropout=(0.0, 0.2, 0.5))
     if name != "cnn":
-        return build(name, (1, 28, 28), 10, Stream(1))
+        return build(name, (3, 32, 32) if name == "cnn-fedlf" else (1, 28, 28), 10, Stream(1))
     torch.manual_seed(0)
     return nn.Sequential(
         *(nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
@@ -200,7 +198,7 @@ def main() -> None:
         for name in METHODS:
             rounds_of(fed, name, "mlp", 50, given.device, given.rounds)
         rounds_of(federation(10), "rffl", "cnn-rffl", 16, given.device, given.rounds)
-        rounds_of(federation(shape=(3, 32, 32)), "fedlf", "cnn-cifar", 50, given.device, given.rounds)
+        rounds_of(federation(shape=(3, 32, 32)), "fedlf", "cnn-fedlf", 50, given.device, given.rounds)
         return
     for name, cohort, batch in CASES[: given.cases]:
         case(fed, name, cohort, batch, given.device, given.rounds)
