@@ -165,6 +165,16 @@ def test_rows_are_compared_over_the_seeds_that_both_have(table: Table, tmp_path:
     assert [h.verdict for h in held(table, found(table, record))] == ["holds"]
 
 
+def test_runs_of_different_lengths_are_not_compared(table: Table, tmp_path: Path) -> None:
+    record = Record(table, tmp_path)
+    for cell in table.cells:
+        shorter = cell.row == "fedprox" and cell.column == "skewed"
+        leave(record.inbox, entry(cell, 0.9 if cell.row == "fedprox" else 0.5, 0.1 if shorter else 1.0))
+    record.take_in()
+    (claim,) = held(table, found(table, record))
+    assert claim.verdict == "holds" and claim.why.startswith("not compared") and claim.why.count(", ") == 2
+
+
 def test_the_largest_scale_is_what_is_shown(table: Table, tmp_path: Path) -> None:
     record, cell = Record(table, tmp_path), table.cells[0]
     for scale, accuracy in ((0.1, 0.2), (1.0, 0.8), (0.5, 0.4)):

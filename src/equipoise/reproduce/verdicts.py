@@ -53,7 +53,7 @@ class Held:
     claim: Claim
     verdict: str
     why: str
-    """Ours in every column where it does not hold."""
+    """Ours in every column where it does not hold; and what was not compared, as numbers of rounds differ."""
 
 
 def found(table: Table, record: Record) -> dict[tuple[str, str, str], Found]:
@@ -76,9 +76,13 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
     row = claim.less or claim.more or ""
     outcomes: list[bool] = []
     against: list[str] = []
+    unlike: list[str] = []
     names = [None] if isinstance(claim.than, int | float) else claim.than or list(table.head.rows)
     for column in claim.columns or table.head.columns:
-        pairs = [_paired(ours, row, name, column, claim) for name in names if name != row]
+        others = [name for name in names if name != row]
+        apart = [n for n in others if n is not None and _unlike(ours, claim.measure, column, row, n)]
+        unlike += [f"{table.head.columns[column].title}, {table.head.rows[n].title}" for n in apart]
+        pairs = [_paired(ours, row, name, column, claim) for name in others if name not in apart]
         pairs = [(own, other) for own, other in pairs if not math.isnan(own + other)]
         if not pairs:
             continue
@@ -88,10 +92,16 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
         outcomes.append(sign * own <= sign * bound)
         if not outcomes[-1]:
             against.append(f"{table.head.columns[column].title}: {own:.4g} against {bound:.4g}")
-    if not outcomes:
-        return Held(claim, "not measured", "")
+    if unlike:
+        against.append(f"not compared, as the numbers of rounds differ: {'; '.join(unlike)}")
     verdict = "holds" if all(outcomes) else "holds in part" if any(outcomes) else "does not hold"
-    return Held(claim, verdict, "; ".join(against))
+    return Held(claim, verdict if outcomes else "not measured", "; ".join(against))
+
+
+def _unlike(ours: dict[tuple[str, str, str], Found], measure: str, column: str, *rows: str) -> bool:
+    """Whether these rows were run for different shares of their rounds."""
+    cells = [ours.get((row, column, measure)) for row in rows]
+    return len({e["scale"] for cell in cells if cell for e in cell.entries}) > 1
 
 
 def _paired(
