@@ -64,6 +64,13 @@ def runners(model: str) -> dict[str, Runner]:
     return found
 
 
+def steps_alone(given: Problem) -> float:
+    """CPU seconds of hand-batched steps, without batches gathered, models copied and averaged: the floor."""
+    spent: list[float] = []
+    bmm.rounds(given, steps=spent)
+    return sum(spent)
+
+
 def first_round(given: Problem) -> Problem:
     """The same run in float64, and no more than a round of it."""
     weights = {n: w.astype(np.float64) for n, w in given.weights.items()}
@@ -94,20 +101,24 @@ def main() -> None:
     given = export(Setting(model=asked.model, rounds=asked.rounds, warm=0))
     if asked.profile:
         return profile(given, asked.model)
-    jobs, start = runners(asked.model), first_round(given)
+    start = first_round(given)
+    jobs: dict[str, Callable[[Problem], Ends | float]] = {**runners(asked.model)}
     ends = {name: job(start) for name, job in runners(asked.model).items()}
     for name, job in jobs.items():
         away = apart(start, ends[name], ends["bare loop"])
         print(f"{name:22} distance from the bare loop's model, relative to the way it went: {away:.1e}")
         assert away < 1e-9, name
         job(given)  # and everyone is warm
+    if "hand-batched bmm" in jobs:
+        jobs["its steps alone"] = steps_alone
     cpu: dict[str, list[float]] = {name: [] for name in jobs}
     wall: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(asked.repeats):
         for name, job in jobs.items():
             began = time.process_time(), time.perf_counter()
-            job(given)
-            cpu[name].append((time.process_time() - began[0]) / asked.rounds)
+            spent = job(given)
+            whole = time.process_time() - began[0] if isinstance(spent, dict) else spent
+            cpu[name].append(whole / asked.rounds)
             wall[name].append((time.perf_counter() - began[1]) / asked.rounds)
     print(f"\n{asked.model}, {asked.rounds} rounds, {asked.repeats} repeats: median (least to most)")
     for name in jobs:
@@ -117,7 +128,7 @@ def main() -> None:
                 ratios = [a / b for a, b in zip(cpu[name], cpu[other], strict=True)]
                 line += f"   {spread(ratios)} x {other}"
         faster = [b / a for a, b in zip(wall[name], wall["bare loop"], strict=True)]
-        print(f"{line}   wall {spread(faster)} x as fast")
+        print(line if name == "its steps alone" else f"{line}   wall {spread(faster)} x as fast")
     return None
 
 

@@ -6,6 +6,7 @@ in place by the product that is its gradient. It can do this one model and nothi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -32,17 +33,26 @@ def step(params: list[Tensor], x: Tensor, y: Tensor, lr: float) -> None:
 
 
 @torch.no_grad()
-def rounds(given: Problem, ended: Callable[[int], None] = lambda done: None) -> dict[str, np.ndarray]:
+def rounds(
+    given: Problem, ended: Callable[[int], None] = lambda done: None, steps: list[float] | None = None
+) -> dict[str, np.ndarray]:
+    """`steps`, if given, is told the CPU seconds of every round's local steps alone."""
     assert given.model == "mlp"
     x, y = samples(given)
     x, index, sizes = x.flatten(1), torch.from_numpy(given.index), torch.from_numpy(given.sizes).to(x.dtype)
     model = [torch.from_numpy(w) for w in given.weights.values()]
     k = index.shape[1]
     for t in range(given.rounds):
+        spent = 0.0
         rows = [(p if p.dim() == 2 else p[None]).repeat(k, 1, 1) for p in model]
         for s in range(index.shape[2]):
             at = index[t, :, s]
-            step(rows, x.index_select(0, at.reshape(-1)).view(*at.shape, -1), y[at], given.lr)
+            batch = x.index_select(0, at.reshape(-1)).view(*at.shape, -1), y[at]
+            began = time.process_time()
+            step(rows, *batch, given.lr)
+            spent += time.process_time() - began
+        if steps is not None:
+            steps.append(spent)
         share = sizes[given.drawn[t]]
         share = share / share.sum()
         model = [(share @ p.view(k, -1)).view(m.shape) for p, m in zip(rows, model, strict=True)]
