@@ -181,6 +181,7 @@ def test_finish_stopped_at_any_operation_and_called_again_gives_the_same_bytes(
 ) -> None:
     w = torch.ones(4)
     with RunFolder.create(tmp_path / "before", CONFIG, ENVIRONMENT) as run:
+        fill(run, 1)
         fill(run, 2)
         run.flush(2)
         save(run.path, Checkpoint(2, {"w": w}, {}, run.parts))

@@ -110,7 +110,7 @@ class RunFolder:
 
     @property
     def status(self) -> dict[str, Any]:
-        """{"state": "running" | "interrupted" | "finished" | "failed", "round": int, "reason": str}"""
+        """{"state": "running" | "interrupted" | "finished" | "failed", "round": how many are done, "reason": str}"""
         return dict(files.read_json(self.path / "status.json"))
 
     @property
@@ -199,8 +199,7 @@ class RunFolder:
                 data[_OWN] = _encode_personal(personal)
             sums = {name: files.write_atomic(self.path / name, content) for name, content in data.items()}
             sums["config.toml"] = files.sha256(self.path / "config.toml")
-            last = max((row["round"] for row in rows.rounds), default=0)
-            files.write_json(self.path / "checksums.json", {"round": last, "sha256": sums})
+            files.write_json(self.path / "checksums.json", {"round": len(rows.rounds), "sha256": sums})
         self._wind_up()
         return load_result(self.path)
 
