@@ -8,18 +8,25 @@ draw somewhere changes nothing elsewhere, and clients can be drawn in any order 
 
 `bits` is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 OOPSLA 2014) applied once per id. Integer arithmetic only, so CPU and GPU agree to the bit.
+
+Ids are tensors, or numpy arrays of at least one dimension, and so is what comes back: the same numbers, which numpy has
+several times sooner if they are few. The caller chooses: a tensor may be more than it seems (under vmap, or recorded).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+Values = TypeVar("Values", Tensor, npt.NDArray[Any])
 
 
 def _signed(value: int) -> int:
@@ -31,10 +38,25 @@ def _shift(z: Tensor, n: int) -> Tensor:
     return (z >> n) & ((1 << (64 - n)) - 1)  # torch's >> copies the sign bit; this one does not
 
 
-def _mix(z: Tensor) -> Tensor:
-    z = (z ^ _shift(z, 30)) * _signed(_MIX1)
-    z = (z ^ _shift(z, 27)) * _signed(_MIX2)
-    return z ^ _shift(z, 31)
+class _Kind:
+    """What `bits` is made of, for tensors of int64 or for arrays of uint64.
+
+    The constants are kept as they are used: numpy needs twice as long where it is given a number of Python's.
+    """
+
+    def __init__(self, word: Callable[[int], Any], shift: Callable[[Any, Any], Any]) -> None:
+        self.word, self.shift, self.one, self.golden = word, shift, word(1), word(0x9E3779B97F4A7C15)
+        self.factors = word(0xBF58476D1CE4E5B9), word(0x94D049BB133111EB)
+        self.shifts = word(30), word(27), word(31)
+
+    def mix(self, z: Any) -> Any:
+        shift, (a, b, c), (f, g) = self.shift, self.shifts, self.factors
+        z = (z ^ shift(z, a)) * f
+        z = (z ^ shift(z, b)) * g
+        return z ^ shift(z, c)
+
+
+_TENSORS, _ARRAYS = _Kind(_signed, _shift), _Kind(partial(np.array, dtype=np.uint64), np.right_shift)
 
 
 @dataclass(frozen=True)
@@ -48,25 +70,31 @@ class Stream:
         text = f"{self.key}/" + "/".join(f"{type(n).__name__}:{n}" for n in names)
         return Stream(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little"))
 
-    def bits(self, *ids: Tensor) -> Tensor:
+    def bits(self, *ids: Values) -> Values:
         """One int64 of random bits for every combination of the (broadcast) integer ids."""
-        z = torch.full((), _signed(self.key % (1 << 64)), dtype=torch.int64, device=ids[0].device)
+        kind = _TENSORS if isinstance(ids[0], Tensor) else _ARRAYS
+        z: Values = kind.word(self.key % (1 << 64))
         for i in ids:
-            z = _mix(z + (i.to(torch.int64) + 1) * _signed(_GOLDEN))
-        return z
+            whole: Any = i.to(torch.int64) if isinstance(i, Tensor) else i.astype(np.uint64)
+            z = kind.mix(z + (whole + kind.one) * kind.golden)
+        return z if isinstance(z, Tensor) else z.view(np.int64)
 
-    def uniform(self, *ids: Tensor) -> Tensor:
+    def uniform(self, *ids: Values) -> Values:
         """A float64 in [0, 1) for every combination of ids."""
-        return _shift(self.bits(*ids), 11).to(torch.float64) * 2.0**-53
+        z = self.bits(*ids)
+        if isinstance(z, Tensor):
+            return _shift(z, 11).to(torch.float64) * 2.0**-53
+        return (z.view(np.uint64) >> 11).astype(np.float64) * 2.0**-53
 
     def normal(self, *ids: Tensor) -> Tensor:
         """A standard normal float64 for every combination of ids (Box and Muller, 1958)."""
         radius = (-2.0 * torch.log1p(-self.child("radius").uniform(*ids))).sqrt()
         return radius * torch.cos(2.0 * torch.pi * self.child("angle").uniform(*ids))
 
-    def integers(self, high: int, *ids: Tensor) -> Tensor:
+    def integers(self, high: int, *ids: Values) -> Values:
         """An integer in [0, high) for every combination of ids."""
-        return (self.uniform(*ids) * high).to(torch.int64)
+        x = self.uniform(*ids) * high
+        return x.to(torch.int64) if isinstance(x, Tensor) else x.astype(np.int64)
 
     def torch(self) -> torch.Generator:
         """A fresh CPU generator that starts at this stream's key."""

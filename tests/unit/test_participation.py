@@ -47,6 +47,24 @@ def test_who_is_not_drawn_makes_no_difference_by_being_excluded(
     assert torch.equal(p.draw(7, excluded), before)
 
 
+@pytest.mark.parametrize(
+    ("k", "sampling", "out", "drawn"),
+    [
+        (8, "uniform", range(0), [11, 15, 16, 17, 19, 20, 31, 37, 43, 49, 51, 15, 19, 51]),
+        (8, "size", range(5, 20), [29, 31, 32, 33, 34, 36, 37, 39, 43, 49, 51, 32, 39, 51]),
+        (4, "size", range(1, 37), [0, 37, 38, 39, 49, 51, 39, 51]),
+        (4, "uniform", range(38), [38, 39, 49, 51, 39, 51]),
+    ],
+)
+def test_draws_are_those_that_results_were_measured_with(k: int, sampling: str, out: range, drawn: list[int]) -> None:
+    settings = Participation(per_round=k, sampling=sampling, dropout=0.5)  # type: ignore[arg-type]
+    p = Participants(settings, torch.arange(40) ** 3, Stream(1), added=15)
+    excluded = torch.zeros(55, dtype=torch.bool)
+    excluded[[*out, 41, 44]] = True
+    ids = p.draw(7, excluded)
+    assert [*ids.tolist(), *p.answering(7, ids).tolist()] == drawn
+
+
 def test_everyone_by_default() -> None:
     assert participants().draw(0, NOBODY).tolist() == list(range(40))
 

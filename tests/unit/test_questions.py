@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from equipoise.core import Cohort, Outcome, ServerRule
+from equipoise.core import Cohort, Outcome, Schedule, ServerRule, Stream
+from equipoise.data.federation import Split
+from equipoise.engine.batches import plan_batches
 from equipoise.methods.cgsv import CGSV
 from equipoise.methods.fedfv import FedFV
 from equipoise.methods.fedlf import FedLF
@@ -152,3 +154,15 @@ def test_the_pretended_gpu_notes_what_makes_one_wait_and_refuses_what_it_could_n
         assert len(gpu.questions) == len(waits)
         with pytest.raises(AssertionError, match="two devices"):
             x + here
+
+
+@pytest.mark.parametrize("sizes", [(6, 6, 6), (9, 3, 5), (40, 1, 0)], ids=["a full table", "a table", "strips"])
+def test_batches_are_planned_on_a_gpu_without_a_question_and_are_the_same(sizes: tuple[int, ...]) -> None:
+    split, ids = Split.of(list(torch.split(torch.arange(sum(sizes)), sizes))), torch.arange(3)
+    here = plan_batches(split, ids, Schedule(2, batch=2), Stream(5), 2)
+    theirs = replace(split, **{n: getattr(split, n).as_subclass(Far) for n in ("index", "start", "size")})
+    with PretendedGPU() as gpu:
+        there = plan_batches(theirs, ids.as_subclass(Far), Schedule(2, batch=2), Stream(5), 2, torch.tensor(sizes))
+    assert not gpu.questions and isinstance(there.index, Far) and isinstance(there.mask, Far)
+    assert torch.equal(there.index.as_subclass(Tensor), here.index) and torch.equal(there.counts, here.counts)
+    assert torch.equal(there.mask.as_subclass(Tensor), here.mask)

@@ -22,6 +22,30 @@ def test_bits_are_splitmix64_of_the_ids(seed: int, a: int, b: int) -> None:
     assert int(Stream(seed).bits(torch.tensor(a), torch.tensor(b))) % 2**64 == z
 
 
+@given(
+    st.integers(0, 2**64 - 1),
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5),
+    st.lists(st.integers(-5, 10**6), min_size=1, max_size=5),
+    st.sampled_from(["int64", "int32"]),
+)
+def test_arrays_get_the_numbers_of_tensors(seed: int, a: list[int], b: list[int], kind: str) -> None:
+    s, ids = Stream(seed), (np.array(a)[:, None], np.array(b, kind))
+    tensors = [torch.from_numpy(i) for i in ids]
+    for draw in (s.bits, s.uniform, lambda *i: s.integers(1000, *i)):
+        here, there = draw(*ids), draw(*tensors)
+        assert here.dtype == there.numpy().dtype and np.array_equal(here, there.numpy())
+
+
+def test_numbers_are_those_that_results_were_measured_with() -> None:
+    s, at = Stream(5).child("pinned"), np.arange(3)
+    assert s.bits(at[:2, None], at).tolist() == [
+        [-6717557074905391423, 8159349435718034654, -8722039453293204241],
+        [2472058672064288582, 3844232489221621856, 6331806860415347962],
+    ]
+    assert s.uniform(at).tolist() == [0.47834582320218044, 0.23984697449086045, 0.43824961971871645]
+    assert s.integers(10**6, at).tolist() == [478345, 239846, 438249]
+
+
 def test_a_row_does_not_depend_on_the_other_rows() -> None:
     s, ids, place = Stream(5).child("batch", 3), torch.arange(100), torch.arange(50)
     whole = s.bits(ids[:, None], place)

@@ -3,18 +3,27 @@
 A client walks through its data epoch after epoch, each in a new random order, `batch` samples at a time; the last batch
 of an epoch may be smaller. The order depends on (seed, round, client) alone: not on the method, the attack, the
 other clients in the cohort or the number of workers.
+
+In host memory all is done by numpy, on a device by torch, and the numbers are the same. A round is often so small that
+an operation costs what it costs to call it, and calls of numpy are several times cheaper.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from equipoise.at import Schedule
 from equipoise.data.federation import Split
 from equipoise.streams import Stream
+
+Numbers = npt.NDArray[np.int64]
 
 _EMPTY = 2  # times as large as its content a table of orders may be
 
@@ -51,6 +60,45 @@ class Batches:
         return [True, *(self.counts[1:] != self.counts[:-1]).any(1).tolist()]
 
 
+class _Far:
+    """What is asked of numpy here, on a device."""
+
+    where = staticmethod(torch.where)
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def asarray(self, x: Numbers) -> Tensor:
+        return torch.from_numpy(x).to(self.device)
+
+    def arange(self, n: int) -> Tensor:
+        return torch.arange(n, device=self.device)
+
+    def repeat(self, x: Tensor, times: Numbers) -> Tensor:
+        return torch.repeat_interleave(x, self.asarray(times), output_size=int(times.sum()))
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What the clients of a round hold: client k of them `samples[start[k] : start[k] + size[k]]`.
+
+    `size` [K] is in host memory, so that the lengths of everything are known without asking a device; the others are
+    what `on` works with, which is numpy or a stand-in for it.
+    """
+
+    on: Any
+    samples: Any
+    start: Any
+    ids: Any
+    size: Numbers
+
+    @classmethod
+    def by(cls, ids: Tensor, split: Split, size: Numbers) -> _Held:
+        host = ids.device.type == "cpu"
+        samples, start, who = (t.numpy() if host else t for t in (split.index, split.start, ids))
+        return cls(np if host else _Far(ids.device), samples, start[who], who, size)
+
+
 def plan_batches(
     split: Split, ids: Tensor, schedule: Schedule, stream: Stream, per_step: int = 1, sizes: Tensor | None = None
 ) -> Batches:
@@ -58,75 +106,84 @@ def plan_batches(
 
     All is worked out where `split` and `ids` are; `sizes` [K] in host memory, if known there, saves waiting for a GPU.
     """
-    known = split.size[ids].cpu() if sizes is None else sizes
-    longest = int(known.max()) if len(ids) else 0
+    size: Numbers = (split.size[ids].cpu() if sizes is None else sizes).numpy()
+    longest = int(size.max(initial=0))
     width = max(1, min(schedule.batch or longest, longest))
-    laps = (known + width - 1) // width
-    steps = laps * schedule.epochs if schedule.steps is None else schedule.steps * (known > 0)
-    s = torch.arange(int(steps.max()) if len(ids) else 0)[:, None]
-    lap = laps.clamp(min=1)  # clients without data take no step; they must not divide by zero either
-    epoch, place = s // lap, s % lap
-    counts = (known - place * width).clamp(0, width) * (s < steps)
-    runs = (steps + lap - 1) // lap
-    epoch, before, count = (t.to(ids.device) for t in (epoch, place * width, counts))
-    within = torch.arange(width, device=ids.device)
-    mask = within < count[..., None]
+    laps = -(-size // width)
+    steps = laps * schedule.epochs if schedule.steps is None else schedule.steps * (size > 0)
+    lap = np.maximum(laps, 1)  # clients without data take no step; they must not divide by zero either
+    s = np.arange(steps.max(initial=0))[:, None]
+    epoch, place = np.divmod(s, lap)
+    before = place * width
+    counts = np.minimum(size - before, width) * (s < steps)
+    held = _Held.by(ids, split, size)
+    on, within = held.on, held.on.arange(width)
+    mask = within < on.asarray(counts)[..., None]
     layers = []
     for j in range(per_step):
-        order, first, pitch = _orders(split, ids, known, runs, stream.child(j))
-        entry = first + epoch * pitch + before
-        at = (entry[..., None] + within).masked_fill(~mask, 0)
-        layers.append(order[at] if len(order) else torch.zeros_like(at))
-    index = torch.stack(layers, 1) if layers else count.new_zeros((0, 0, 0, 0))
-    widths = known.clamp(max=width)
-    return Batches(index, mask[:, None].expand_as(index), tuple(steps.tolist()), tuple(widths.tolist()), counts)
+        order, first, pitch = _orders(held, -(-steps // lap), stream.child(j))
+        entry = on.asarray(first + epoch * pitch + before)
+        layers.append(torch.as_tensor(order[on.where(mask, entry[..., None] + within, 0)]))
+    index = torch.stack(layers, 1)
+    mask = torch.as_tensor(mask)[:, None].expand_as(index)
+    widths = np.minimum(size, width)
+    return Batches(index, mask, tuple(steps.tolist()), tuple(widths.tolist()), torch.from_numpy(counts))
 
 
-def _orders(split: Split, ids: Tensor, sizes: Tensor, epochs: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+def _orders(held: _Held, epochs: Numbers, stream: Stream) -> tuple[Any, Numbers, Numbers]:
     """Every client's sample numbers, shuffled anew for each epoch and laid end to end; where each client begins [K],
     and how far its epochs lie apart [K].
 
-    `sizes` and `epochs` [K] are in host memory, so that the lengths of everything are known without asking the device.
     Where clients have about as much to do, their orders are the rows of one table, sorted at once; where a few have
-    many times more than others, a table would be mostly empty.
+    many times more than others, a table would be mostly empty. Keys of an order differ in their last id alone, which
+    `bits` maps one to one: no two are the same, and it does not matter whether the way to sort them is a stable one.
     """
-    total, k = int((sizes * epochs).sum()), len(ids)
-    longest, most = (int(t.max()) if k else 0 for t in (sizes, epochs))
-    if 0 < k * most * longest <= _EMPTY * total:
-        return _table(split, ids, sizes, longest, most, stream)
-    return _strips(split, ids, sizes, epochs, total, stream)
+    shape = len(epochs), int(epochs.max(initial=0)), int(held.size.max(initial=0))
+    if 0 < math.prod(shape) <= _EMPTY * int((held.size * epochs).sum()):
+        return _table(held, shape, stream)
+    return _strips(held, epochs, stream)
 
 
-def _table(
-    split: Split, ids: Tensor, sizes: Tensor, longest: int, epochs: int, stream: Stream
-) -> tuple[Tensor, Tensor, Tensor]:
+def _table(held: _Held, shape: tuple[int, int, int], stream: Stream) -> tuple[Any, Numbers, Numbers]:
     """All orders [K, epochs, longest], flat; what lies behind a client's own samples is never looked at."""
-    device, k = ids.device, len(ids)
-    place = torch.arange(longest, device=device)
-    key = stream.bits(ids[:, None, None], torch.arange(epochs, device=device)[:, None], place)
-    if int(sizes.min()) < longest:
-        key = key.masked_fill(place >= sizes.to(device)[:, None, None], torch.iinfo(torch.int64).max)
-    at = split.start[ids][:, None, None] + torch.argsort(key, dim=-1, stable=True)
-    order = split.index[at.clamp_(max=len(split.index) - 1).flatten()]
-    each = torch.full((k,), longest, device=device)
-    return order, torch.arange(k, device=device) * (epochs * longest), each
+    on, (k, epochs, longest) = held.on, shape
+    key = stream.bits(held.ids[:, None, None], on.arange(epochs)[:, None], on.arange(longest))
+    full = int(held.size.min()) == longest
+    at = held.start[:, None, None] + (key.argsort() if full else _by_row(key, held))
+    order = held.samples[(at if full else at.clip(max=len(held.samples) - 1)).ravel()]
+    return order, np.arange(k) * (epochs * longest), np.full(k, longest)
 
 
-def _strips(
-    split: Split, ids: Tensor, sizes: Tensor, epochs: Tensor, total: int, stream: Stream
-) -> tuple[Tensor, Tensor, Tensor]:
+def _by_row(key: Any, held: _Held) -> Any:
+    """The order of each client's own keys in every row; what lies behind them is for nobody to look at."""
+    if isinstance(key, Tensor):
+        behind = held.on.arange(key.shape[-1]) >= held.on.asarray(held.size)[:, None, None]
+        return key.masked_fill(behind, torch.iinfo(torch.int64).max).argsort(stable=True)
+    order = np.zeros_like(key)
+    for n, row, put in zip(held.size.tolist(), key, order, strict=True):
+        put[:, :n] = row[:, :n].argsort()
+    return order
+
+
+def _strips(held: _Held, epochs: Numbers, stream: Stream) -> tuple[Any, Numbers, Numbers]:
     """The same orders one behind the other, without room between them."""
-    device = ids.device
-    client = torch.repeat_interleave(torch.arange(len(ids)), epochs)  # one entry per (client, epoch)
-    each = sizes[client]
-    begin = each.cumsum(0) - each
-    epoch = torch.arange(len(client)) - (epochs.cumsum(0) - epochs)[client]
-    client, each, begin, epoch = (t.to(device) for t in (client, each, begin, epoch))
-    run = torch.repeat_interleave(torch.arange(len(client), device=device), each, output_size=total)
-    place = torch.arange(total, device=device) - begin[run]
-    key = stream.bits(ids[client][run], epoch[run], place)
-    shuffled = torch.argsort(key, stable=True)
-    shuffled = shuffled[torch.argsort(run[shuffled], stable=True)]
-    laid = sizes * epochs
-    order = split.index[split.start[ids][client][run] + place[shuffled]]
-    return order, (laid.cumsum(0) - laid).to(device), sizes.to(device)
+    on, size = held.on, held.size
+    client = np.repeat(np.arange(len(size)), epochs)  # one entry per (client, epoch)
+    each = size[client]
+    epoch = np.arange(len(client)) - (epochs.cumsum() - epochs)[client]
+    whose, begin, turn = (on.asarray(x) for x in (client, each.cumsum() - each, epoch))
+    run = on.repeat(on.arange(len(client)), each)
+    place = on.arange(len(run)) - begin[run]
+    key = stream.bits(held.ids[whose][run], turn[run], place)
+    laid = size * epochs
+    order = held.samples[held.start[whose][run] + place[_by_run(key, run, len(client))]]
+    return order, laid.cumsum() - laid, size
+
+
+def _by_run(key: Any, run: Any, runs: int) -> Any:
+    """The order of the keys within each run."""
+    order = key.argsort()
+    if isinstance(key, Tensor):
+        return order[run[order].argsort(stable=True)]
+    short = run.astype(np.min_scalar_type(runs))  # 16 bits are sorted many times faster than 64
+    return order[short[order].argsort(kind="stable")]

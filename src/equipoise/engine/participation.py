@@ -2,7 +2,8 @@
 
 Clients are drawn one by one, uniformly or in proportion to their size, and a client that was drawn already, has been
 excluded or is not available is passed over. That is exactly sampling without replacement, and its cost depends
-on how many are drawn, not on how many there are.
+on how many are drawn, not on how many there are. All of it is in host memory and done by numpy: the numbers are so few
+that an operation costs what it costs to call it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from equipoise.engine.settings import Participation
 from equipoise.errors import EquipoiseError
 from equipoise.streams import Stream
+
+Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 _BLOCKS = 64  # blocks of draws before giving up on passing over and looking at every client instead
 
@@ -39,7 +45,7 @@ class Participants:
         self.n, self.size, self.added = len(sizes), cohort_size(settings, len(sizes)), added
         self.settings, self.stream = settings, stream
         self._sizes = sizes.to(torch.float64)
-        self._total = self._sizes.cumsum(0) if settings.sampling == "size" else None
+        self._total = self._sizes.cumsum(0).numpy() if settings.sampling == "size" else None
         self._trace = _read_trace(settings.trace, self.n) if settings.trace else None
 
     def draw(self, round: int, excluded: Tensor) -> Tensor:
@@ -48,69 +54,64 @@ class Participants:
         Clients that an attack added have the ids from N on. As large a share of them is drawn as of the others, from
         a stream of their own, so that they change nothing about who else is drawn.
         """
-        honest = self._honest(round, excluded[: self.n])
-        if self.added == 0:
-            return honest
-        free = self.n + torch.nonzero(~excluded[self.n :]).flatten()
-        order = free[self.stream.child("added", round).bits(free).argsort()]
-        extra = order[: -(-self.added * self.size // self.n)]
-        return torch.cat([honest, extra.sort().values])
+        out = excluded.numpy()
+        drawn = self._honest(round, out[: self.n])
+        if self.added:
+            free = self.n + np.flatnonzero(~out[self.n :])
+            order = free[self.stream.child("added", round).bits(free).argsort()]
+            drawn = np.concatenate([drawn, np.sort(order[: self.most - self.size])])
+        return torch.from_numpy(drawn)
 
     @property
     def most(self) -> int:
         """How many clients a round asks for, the added ones included."""
         return self.size + (-(-self.added * self.size // self.n) if self.added else 0)
 
-    def _honest(self, round: int, excluded: Tensor) -> Tensor:
-        free = ~excluded if self._trace is None else ~excluded & self._available(round)
+    def _honest(self, round: int, excluded: Flags) -> Numbers:
+        out = excluded if self._trace is None else excluded | ~self._available(round)
         stream = self.stream.child("sample", round)
         if self.size >= self.n and self._trace is None:
-            return torch.nonzero(free).flatten()
+            return np.flatnonzero(~out)
         pick = self._by_size if self._total is not None else self._uniform
-        drawn = torch.empty(0, dtype=torch.int64)
+        drawn: dict[int, None] = {}  # in the order of their first appearance
         block = 2 * self.size + 16
         for b in range(_BLOCKS):
-            new = pick(stream, torch.arange(b * block, (b + 1) * block))
-            drawn = _first_seen(torch.cat([drawn, new[free[new]]]))
+            new = pick(stream, np.arange(b * block, (b + 1) * block))
+            drawn.update(dict.fromkeys(new[~out[new]].tolist()))
             if len(drawn) >= self.size:
-                return drawn[: self.size].sort().values
-        return self._exhaustive(stream, free)
+                return np.sort(np.fromiter(drawn, np.int64, self.size))
+        return self._exhaustive(stream, ~out)
 
     def answering(self, round: int, ids: Tensor) -> Tensor:
         """Those of the drawn clients that do not drop out."""
         if self.settings.dropout == 0:
             return ids
-        return ids[self.stream.child("dropout", round).uniform(ids) >= self.settings.dropout]
+        chance = self.stream.child("dropout", round).uniform(ids.numpy())
+        return ids[torch.from_numpy(chance >= self.settings.dropout)]
 
-    def _uniform(self, stream: Stream, counter: Tensor) -> Tensor:
+    def _uniform(self, stream: Stream, counter: Numbers) -> Numbers:
         return stream.integers(self.n, counter)
 
-    def _by_size(self, stream: Stream, counter: Tensor) -> Tensor:
+    def _by_size(self, stream: Stream, counter: Numbers) -> Numbers:
         assert self._total is not None
-        if float(self._total[-1]) == 0:
+        if self._total[-1] == 0:
             return self._uniform(stream, counter)
-        return torch.searchsorted(self._total, stream.uniform(counter) * self._total[-1], right=True).clamp(
-            max=self.n - 1
-        )
+        drawn: Numbers = self._total.searchsorted(stream.uniform(counter) * self._total[-1], side="right")
+        return np.minimum(drawn, self.n - 1)
 
-    def _exhaustive(self, stream: Stream, free: Tensor) -> Tensor:
+    def _exhaustive(self, stream: Stream, free: Flags) -> Numbers:
         """For when few are left to draw from: the same law, by exponential races over all free clients."""
-        ids = torch.nonzero(free).flatten()
+        ids = torch.from_numpy(np.flatnonzero(free))  # by torch: logarithms of numpy's may differ in the last bit
         speed = self._sizes[ids] if self._total is not None else torch.ones(len(ids), dtype=torch.float64)
         time = -torch.log1p(-stream.child("race").uniform(ids)) / speed
-        return ids[time.argsort(stable=True)[: self.size]].sort().values
+        return np.sort(ids[time.argsort(stable=True)[: self.size]].numpy())
 
-    def _available(self, round: int) -> Tensor:
+    def _available(self, round: int) -> Flags:
         assert self._trace is not None
         client, first, last = self._trace
-        free = torch.zeros(self.n, dtype=torch.bool)
-        free[client[(first <= round) & (round <= last)]] = True
+        free = np.zeros(self.n, dtype=np.bool_)
+        free[client[(first <= round) & (round <= last)].numpy()] = True
         return free
-
-
-def _first_seen(ids: Tensor) -> Tensor:
-    """The distinct ids in the order of their first appearance: Python's dicts keep exactly that."""
-    return torch.tensor(list(dict.fromkeys(ids.tolist())), dtype=torch.int64)
 
 
 def _read_trace(path: str, n: int) -> tuple[Tensor, Tensor, Tensor]:
