@@ -130,7 +130,7 @@ class Cohort:
     """models [T, d] -> the cohort's losses [T, K] in one exchange (line searches); only for rules that need "probe"."""
 
     def __post_init__(self) -> None:
-        if bool((near(self.ids).diff() > 0).all()):
+        if bool((near(self.ids).long().diff() > 0).all()):
             return
         order = torch.argsort(self.ids, stable=True)
         rows = {n: t[order] for n in ("ids", "updates", "sizes", "losses") if (t := getattr(self, n)) is not None}
@@ -168,7 +168,7 @@ class ServerRule(ABC):
     per_client: bool = False
     """Whether it answers or remembers clients one by one, so that rows must be clients."""
     early: bool = False
-    """Whether it may work on updates before anybody has looked at them; where one is not finite, it does so again."""
+    """Whether it may be shown what nobody has looked at yet, and again what is sound of it; not inherited."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 def answer(*asked: Tensor) -> list[npt.NDArray[np.float64]]:
     """These in host memory, in float64 (whole numbers are exact up to 2^53): a GPU is asked once for all of them."""
-    far = [t.flatten().double() for t in asked if t.is_cuda]
+    far = [t.flatten().double() for t in asked if _far(t)]
     told = np.split(torch.cat(far).cpu().numpy(), np.cumsum([len(t) for t in far])[:-1]) if far else []
     there = iter(told)
-    return [next(there).reshape(t.shape) if t.is_cuda else t.to(torch.float64, copy=True).numpy() for t in asked]
+    return [next(there).reshape(t.shape) if _far(t) else t.to(torch.float64, copy=True).numpy() for t in asked]
 
 
 def sent(small: Tensor, to: Tensor) -> Tensor:
@@ -31,5 +31,9 @@ def moved(here: Tensor, device: torch.device) -> Tensor:
 
 def near(t: Tensor) -> Tensor:
     """In host memory; a GPU is asked only for what did not come from here."""
-    found: Tensor = getattr(t, "came_from", None) if t.is_cuda else t  # type: ignore[assignment]
+    found: Tensor = getattr(t, "came_from", None) if _far(t) else t  # type: ignore[assignment]
     return t.cpu() if found is None else found
+
+
+def _far(t: Tensor) -> bool:
+    return t.device.type != "cpu"

@@ -79,7 +79,7 @@ def test_what_clients_say_is_judged_as_on_the_cpu_by_a_graph_of_it_too(attack: A
         sim = simulation(
             METHODS["fedlf"].make(), attack=attack, admission=admission, run=Run(dtype="float64", device=device)
         )
-        ends.append(([replace(sim.step(), info={}) for _ in range(6)], sim.server.w.cpu()))
+        ends.append(([replace(sim.step(), info={}) for _ in range(12)], sim.server.w.cpu()))
     assert ends[0][0] == ends[1][0]
     assert relative(ends[1][1], ends[0][1]) < 1e-9
     assert any(sim.server._judge._made.values())

@@ -1,6 +1,5 @@
 """Admission: whatever a client sends, the round goes on as if it had not been there."""
 
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise import registry
 from equipoise.core import Method
 from equipoise.engine.admission import admit, all_finite, decode, glances, presume
-from equipoise.engine.exchange import Plan, Replies
+from equipoise.engine.exchange import Replies
 from equipoise.engine.settings import Admission, Run
 from equipoise.layout import Layout
 from equipoise.threat import Attack, Claims, Forgery
@@ -183,42 +181,3 @@ def test_what_is_presumed_of_sound_rows_is_what_is_admitted_and_of_others_it_is_
     got = admit(spoiled, settings, presumed)
     assert presumed is not None and got.replies is not presumed.replies
     assert got.ids == (0, 2) and got.quarantined == {1: "not-finite"} and got.capped == (2,)
-
-
-EARLY = [name for name, made in registry.methods().items() if made.make().server.early]
-
-
-def test_who_begins_early() -> None:
-    assert {"fedavg", "fedlf", "rffl", "cgsv"} <= set(EARLY) and "qffl" not in EARLY
-
-
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("name", EARLY)
-def test_what_began_on_spoiled_rows_is_thrown_away(name: str, bad: float) -> None:
-    """The server works on rows that are presumed sound; one that is not must leave no trace."""
-    sim, other = (simulation(registry.methods()[name].make()) for _ in range(2))
-
-    class Spoils:
-        def __getattr__(self, name: str) -> object:
-            return getattr(sim.simulator, name)
-
-        def __call__(self, plan: Plan) -> Replies:
-            got = sim.simulator(plan)
-            updates = got.updates.clone()
-            updates[0, 3] = bad
-            return replace(got, updates=updates)
-
-    class Leaves:
-        def __getattr__(self, name: str) -> object:
-            return getattr(other.simulator, name)
-
-        def __call__(self, plan: Plan) -> Replies:
-            got = other.simulator(plan)
-            signals = {n: t[1:] for n, t in got.signals.items()}
-            losses = None if got.losses is None else got.losses[1:]
-            return Replies(got.ids[1:], got.updates[1:], got.sizes[1:], losses, signals)
-
-    record = sim.server.step(Spoils())  # type: ignore[arg-type]
-    other.server.step(Leaves())  # type: ignore[arg-type]
-    assert list(record.quarantined.values()) == ["not-finite"] and len(record.admitted) == len(record.drawn) - 1
-    assert torch.equal(sim.server.w, other.server.w)

@@ -12,9 +12,19 @@ from tests.unit.test_questions import Far
 
 
 class Replayed:
+    """Like a graph it writes where it wrote the first time."""
+
     def __init__(self, work: Callable[[], None]) -> None:
-        self.replay = work
+        closed = (cell.cell_contents for cell in work.__closure__ or ())
+        self.work, self.ready = work, next(c for c in closed if isinstance(c, graphs._Ready))
         work()
+        self.places = self.ready._found
+
+    def replay(self) -> None:
+        self.work()
+        for place, t in zip(self.places, self.ready._found, strict=True):
+            place.copy_(t)
+        self.ready._found = self.places
 
 
 def scaled(kind: float, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -31,6 +41,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
         return found[-1]
 
     monkeypatch.setattr(graphs, "captured", captured)
+    monkeypatch.setattr(graphs, "_OFTEN", 1)
     return found
 
 
@@ -41,12 +52,22 @@ def given(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def test_what_comes_again_becomes_a_graph_of_its_kind_and_gives_the_same(made: list[Replayed]) -> None:
     work = Repeated(scaled)
-    kept = []
+    kept, untouched = [], []
     for seed, (kind, n) in enumerate([(1.0, 3), (1.0, 3), (2.0, 3), (1.0, 4), (1.0, 3), (2.0, 3), (2.0, 3)]):
         x, y = given(n, seed)
+        untouched.append((x, x.clone()))
         kept.append((work(kind, x, y), scaled(kind, x, y)))
     assert len(made) == 2  # (1.0, 3) and (2.0, 3); the other came once
     assert all(torch.equal(a, b) for found, wanted in kept for a, b in zip(found, wanted, strict=True))
+    assert all(torch.equal(a, b) for a, b in untouched)
+
+
+def test_another_type_is_another_kind(made: list[Replayed]) -> None:
+    work, x = Repeated(scaled), torch.arange(3.0)
+    for t in (x, x, x.double(), x.double()):
+        found = work(1.0, t.as_subclass(Far), t.as_subclass(Far))
+        assert found[0].dtype == t.dtype
+    assert len(made) == 2
 
 
 def test_what_is_here_or_large_is_simply_done(made: list[Replayed]) -> None:
@@ -66,7 +87,7 @@ def test_what_a_graph_cannot_hold_is_done_without_and_tried_once(monkeypatch: py
 
     monkeypatch.setattr(graphs, "captured", captured)
     work = Repeated(scaled)
-    for seed in range(4):
+    for seed in range(graphs._OFTEN + 4):
         x, y = given(3, seed)
         assert torch.equal(work(2.0, x, y)[0], 2 * x)
     assert len(tried) == 1

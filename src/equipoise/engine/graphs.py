@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-_OFTEN = 1  # times that work is done operation by operation before a graph of it is made
+_OFTEN = 8  # times that work is done operation by operation before a graph of it is made, which takes a while
 _KINDS = 8  # graphs that one piece of work may have
 _SMALL = 1 << 16  # numbers that are copied to where a graph finds them
 

@@ -46,7 +46,7 @@ class RoundRecord:
     info: dict[str, Any] = field(default_factory=dict)
 
 
-_SPOILED = (RuntimeError, ValueError, ArithmeticError)  # what numbers that are none may come to
+_EXCHANGES = frozenset({"probe", "root"})  # what a rule may ask for, at a price: not for rows that may be thrown away
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Server:
         asked = [presumed.flags, *(early.looks if early else ())] if presumed else []
         with phase("admission"):
             told = answer(*asked)
-            admitted = admit(replies, self.admission, presumed, *told[:1])
+            admitted = admit(replies, self.admission, presumed, told[0] if told else None)
         kept, ids = admitted.replies, admitted.ids
         touched = {"size_capped": list(admitted.capped), "guarded": list(admitted.guarded)}
         info: dict[str, Any] = {name: ids for name, ids in touched.items() if ids}
@@ -125,8 +125,9 @@ class Server:
 
         if len(ids) < self.admission.quorum:
             return record(skipped=f"{len(ids)} admitted, quorum {self.admission.quorum}", info=info)
-        done, looks = early, told[1:]
+        done, looks, early = early, told[1:], None
         if done is None or done.replies is not kept:
+            done = None  # its memory may be needed
             done = self._attempt(plan, kept, admitted.norms, exchange)
             looks = answer(*done.looks)
         against, *finite = looks or [np.zeros(0)]
@@ -174,11 +175,14 @@ class Server:
 
     def _early(self, plan: Plan, presumed: Presumed | None, exchange: Exchange) -> Attempt | None:
         """The rule's work on rows that are presumed sound; what comes of it is looked at if they prove to be."""
-        if presumed is None or not self.rule.early or len(presumed.replies.ids) < self.admission.quorum:
+        willing = vars(type(self.rule)).get("early", False) and not plan.needs & _EXCHANGES
+        if presumed is None or not willing or len(presumed.replies.ids) < self.admission.quorum:
+            return None
+        if not presumed.flags.is_cuda and not bool(presumed.flags[0, 0]):  # where it costs nothing to ask first
             return None
         try:
             return self._attempt(plan, presumed.replies, presumed.norms, exchange)
-        except _SPOILED:  # once more, on rows that were looked at: there an error is one
+        except Exception:  # whatever numbers that are none came to; on rows that were looked at an error is one
             return None
 
     def _attempt(self, plan: Plan, replies: Replies, norms: Tensor, exchange: Exchange) -> Attempt:

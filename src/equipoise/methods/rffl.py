@@ -192,6 +192,7 @@ class RFFL(ServerRule):
     def init(self, w: Tensor) -> State:
         return no_reputations()
 
+    @np.errstate(all="ignore")  # it may be called on what nobody has looked at
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
         ids, old, here = enrolled(state, near(cohort.ids).numpy())
         weight = weights(old[here], cohort.sizes)

@@ -36,7 +36,7 @@ def section(table: Table, record: Record) -> str:
     lines += [markdown(headings, rows) for headings, rows in grids(table, ours)]
     if table.head.claims:
         rows = [(h.claim.says, h.verdict, h.why or "–") for h in held(table, ours)]
-        lines.append(markdown(("claim", "verdict", "where it does not"), rows))
+        lines.append(markdown(("claim", "verdict", "where not, and what was not compared"), rows))
     lines += [f"- {text}" for text in [*_chosen(table, ours), *table.head.remarks]]
     return "\n\n".join(lines).replace("\n\n- ", "\n- ").replace("|\n- ", "|\n\n- ")
 

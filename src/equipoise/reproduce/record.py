@@ -63,11 +63,14 @@ class Record:
 
     def of(self, row: str, column: str, cells: Iterable[Cell]) -> list[Entry]:
         """The runs of a row in a column, whatever their seeds, all at the largest scale that there is."""
+        found = self.every(row, column, cells)
+        return [e for e in found if e["scale"] == max(e["scale"] for e in found)]
+
+    def every(self, row: str, column: str, cells: Iterable[Cell]) -> list[Entry]:
+        """The runs of a row in a column, at all scales."""
         keys = {c.key for c in cells if (c.row, c.column) == (row, column)}
         mine = (e for e in self.entries.values() if (e["row"], e["column"]) == (row, column) and e["key"] in keys)
-        found = [e for e in mine if e["seed"] is not None]
-        largest = max((e["scale"] for e in found), default=0)
-        return sorted((e for e in found if e["scale"] == largest), key=lambda e: int(e["seed"]))
+        return sorted((e for e in mine if e["seed"] is not None), key=lambda e: int(e["seed"]))
 
 
 def final(cell: Cell, scale: float) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class Found:
     published: float | None
     within: float | None
     entries: Sequence[Entry]
+    every: Sequence[Entry]
+    """At other shares of the rounds too."""
 
     @property
     def mean(self) -> float:
@@ -60,11 +62,11 @@ def found(table: Table, record: Record) -> dict[tuple[str, str, str], Found]:
     """By row, column and measure."""
     out = {}
     for row, column in {(c.row, c.column): None for c in table.cells}:
-        entries = record.of(row, column, table.cells)
+        entries, every = record.of(row, column, table.cells), record.every(row, column, table.cells)
         for m in table.head.measures:
             values = tuple(e["numbers"][m] for e in entries if e["numbers"].get(m) is not None)
             published = table.published.get((row, column), {}).get(m)
-            out[row, column, m] = Found(row, column, m, values, published, table.head.within.get(m), entries)
+            out[row, column, m] = Found(row, column, m, values, published, table.head.within.get(m), entries, every)
     return out
 
 
@@ -79,10 +81,10 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
     unlike: list[str] = []
     names = [None] if isinstance(claim.than, int | float) else claim.than or list(table.head.rows)
     for column in claim.columns or table.head.columns:
-        others = [name for name in names if name != row]
-        apart = [n for n in others if n is not None and _unlike(ours, claim.measure, column, row, n)]
-        unlike += [f"{table.head.columns[column].title}, {table.head.rows[n].title}" for n in apart]
-        pairs = [_paired(ours, row, name, column, claim) for name in others if name not in apart]
+        for name in (n for n in names if n != row):
+            if name is not None and _unlike(ours, claim.measure, column, row, name):
+                unlike.append(f"{table.head.columns[column].title}, {table.head.rows[name].title}")
+        pairs = [_paired(ours, row, name, column, claim) for name in names if name != row]
         pairs = [(own, other) for own, other in pairs if not math.isnan(own + other)]
         if not pairs:
             continue
@@ -94,34 +96,44 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
             against.append(f"{table.head.columns[column].title}: {own:.4g} against {bound:.4g}")
     if unlike:
         against.append(f"not compared, as the numbers of rounds differ: {'; '.join(unlike)}")
-    verdict = "holds" if all(outcomes) else "holds in part" if any(outcomes) else "does not hold"
+    verdict = "holds" if all(outcomes) and not unlike else "holds in part" if any(outcomes) else "does not hold"
     return Held(claim, verdict if outcomes else "not measured", "; ".join(against))
-
-
-def _unlike(ours: dict[tuple[str, str, str], Found], measure: str, column: str, *rows: str) -> bool:
-    """Whether these rows were run for different shares of their rounds."""
-    cells = [ours.get((row, column, measure)) for row in rows]
-    return len({e["scale"] for cell in cells if cell for e in cell.entries}) > 1
 
 
 def _paired(
     ours: dict[tuple[str, str, str], Found], row: str, other: str | None, column: str, claim: Claim
 ) -> tuple[float, float]:
-    """The means of two rows over the seeds that both have, or over all of each if they share none."""
-    own = _by_seed(ours, row, column, claim.measure)
+    """The means of two rows over the seeds that both have, or over all of each if they share none.
+
+    Both after the same share of the rounds, the largest that both have; NaN if there is none.
+    """
+    rows = [row] if other is None else [row, other]
+    runs = [_runs(ours, name, column, claim.measure) for name in rows]
+    both = set.intersection(*map(set, runs))
+    own, *others = (r[max(both)] if both else {} for r in runs)
     if other is None:
         return _mean(own.values()), float(claim.than)  # type: ignore[arg-type]
-    theirs = _by_seed(ours, other, column, claim.measure)
-    both = own.keys() & theirs.keys()
-    if not both:
-        return _mean(own.values()), _mean(theirs.values())
-    return _mean(own[s] for s in both), _mean(theirs[s] for s in both)
+    seeds = own.keys() & others[0].keys()
+    if not seeds:
+        return _mean(own.values()), _mean(others[0].values())
+    return _mean(own[s] for s in seeds), _mean(others[0][s] for s in seeds)
 
 
-def _by_seed(ours: dict[tuple[str, str, str], Found], row: str, column: str, measure: str) -> dict[int, float]:
-    cell = ours.get((row, column, measure))
-    numbers = {e["seed"]: e["numbers"].get(measure) for e in cell.entries} if cell else {}
-    return {seed: value for seed, value in numbers.items() if value is not None}
+def _unlike(ours: dict[tuple[str, str, str], Found], measure: str, column: str, *rows: str) -> bool:
+    """Whether these rows were run, but never for the same share of their rounds."""
+    scales = [set(_runs(ours, row, column, measure)) for row in rows]
+    return all(scales) and not set.intersection(*scales)
+
+
+def _runs(
+    ours: dict[tuple[str, str, str], Found], row: str, column: str, measure: str
+) -> dict[float, dict[int, float]]:
+    """What was measured of a row, by the share of the rounds and the seed."""
+    cell, out = ours.get((row, column, measure)), {}  # type: ignore[var-annotated]
+    for e in cell.every if cell else ():
+        if e["numbers"].get(measure) is not None:
+            out.setdefault(e["scale"], {})[e["seed"]] = e["numbers"][measure]
+    return out
 
 
 def _mean(values: Iterable[float]) -> float:
