@@ -1,6 +1,5 @@
 """Admission: whatever a client sends, the round goes on as if it had not been there."""
 
-
 import numpy as np
 import pytest
 import torch
