@@ -1,6 +1,7 @@
 """Rules that begin before anybody has looked at what clients sent: nothing of it may show if that was not sound."""
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,19 @@ from tests.small import simulation
 from tests.unit.test_questions import Far
 
 EARLY = [name for name, made in registry.methods().items() if vars(type(made.make().server)).get("early")]
+
+
+class Changed:
+    """An exchange whose replies are changed on the way."""
+
+    def __init__(self, exchange: Any, change: Callable[[Replies], Replies]) -> None:
+        self.exchange, self.change = exchange, change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.exchange, name)
+
+    def __call__(self, plan: Plan) -> Replies:
+        return self.change(self.exchange(plan))
 
 
 @pytest.fixture
@@ -58,28 +72,18 @@ def test_what_began_on_spoiled_rows_is_thrown_away(name: str, bad: float, attemp
     """The server works on rows that are presumed sound; one that is not must leave no trace."""
     sim, other = (simulation(registry.methods()[name].make()) for _ in range(2))
 
-    class Spoils:
-        def __getattr__(self, name: str) -> object:
-            return getattr(sim.simulator, name)
+    def spoils(got: Replies) -> Replies:
+        updates = got.updates.clone()
+        updates[0, 3] = bad
+        return replace(got, updates=updates)
 
-        def __call__(self, plan: Plan) -> Replies:
-            got = sim.simulator(plan)
-            updates = got.updates.clone()
-            updates[0, 3] = bad
-            return replace(got, updates=updates)
+    def leaves(got: Replies) -> Replies:
+        signals = {n: t[1:] for n, t in got.signals.items()}
+        losses = None if got.losses is None else got.losses[1:]
+        return Replies(got.ids[1:], got.updates[1:], got.sizes[1:], losses, signals)
 
-    class Leaves:
-        def __getattr__(self, name: str) -> object:
-            return getattr(other.simulator, name)
-
-        def __call__(self, plan: Plan) -> Replies:
-            got = other.simulator(plan)
-            signals = {n: t[1:] for n, t in got.signals.items()}
-            losses = None if got.losses is None else got.losses[1:]
-            return Replies(got.ids[1:], got.updates[1:], got.sizes[1:], losses, signals)
-
-    record = sim.server.step(Spoils())  # type: ignore[arg-type]
-    other.server.step(Leaves())  # type: ignore[arg-type]
+    record = sim.server.step(Changed(sim.simulator, spoils))
+    other.server.step(Changed(other.simulator, leaves))
     assert list(record.quarantined.values()) == ["not-finite"] and len(record.admitted) == len(record.drawn) - 1
     assert torch.equal(sim.server.w, other.server.w)
     assert attempts == [4, 3, 3]  # once too often, and once in the other run
@@ -153,17 +157,12 @@ def test_clients_are_probed_for_one_attempt_and_only_who_is_admitted(attempts: l
 def test_sizes_that_are_infinite_make_no_noise(name: str) -> None:
     sim = simulation(registry.methods()[name].make())
 
-    class Infinite:
-        def __getattr__(self, name: str) -> object:
-            return getattr(sim.simulator, name)
+    def infinite(got: Replies) -> Replies:
+        sizes = got.sizes.double()
+        sizes[0] = torch.inf
+        return replace(got, sizes=sizes)
 
-        def __call__(self, plan: Plan) -> Replies:
-            got = sim.simulator(plan)
-            sizes = got.sizes.double()
-            sizes[0] = torch.inf
-            return replace(got, sizes=sizes)
-
-    assert sim.server.step(Infinite()).quarantined == {0: "size"}  # type: ignore[arg-type]
+    assert sim.server.step(Changed(sim.simulator, infinite)).quarantined == {0: "size"}
 
 
 @pytest.mark.usefixtures("far")

@@ -16,7 +16,7 @@ class Replayed:
 
     def __init__(self, work: Callable[[], None]) -> None:
         closed = (cell.cell_contents for cell in work.__closure__ or ())
-        self.work, self.ready = work, next(c for c in closed if isinstance(c, graphs._Ready))
+        self.work, self.ready = work, next(c for c in closed if isinstance(c, graphs.Ready))
         work()
         self.places = self.ready._found
 

@@ -41,7 +41,7 @@ class Repeated:
 
     def __init__(self, work: Callable[..., tuple[Tensor, ...]]) -> None:
         self._work, self._came = work, Counter[Hashable]()
-        self._made: dict[Hashable, _Ready | None] = {}
+        self._made: dict[Hashable, Ready | None] = {}
 
     def __call__(self, kind: Hashable, *given: Tensor) -> tuple[Tensor, ...]:
         if not all(t.is_cuda for t in given) or sum(t.numel() for t in given) > _SMALL:
@@ -50,14 +50,14 @@ class Repeated:
         self._came[key] += 1
         if key not in self._made and self._came[key] > _OFTEN and len(self._made) < _KINDS:
             try:
-                self._made[key] = _Ready(lambda *there: self._work(kind, *there), given)
+                self._made[key] = Ready(lambda *there: self._work(kind, *there), given)
             except RuntimeError:  # an operation that a graph cannot hold
                 self._made[key] = None
         ready = self._made.get(key)
         return self._work(kind, *given) if ready is None else ready(given)
 
 
-class _Ready:
+class Ready:
     """A graph of some work, with places for what it is given and what it finds."""
 
     def __init__(self, work: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...]) -> None:

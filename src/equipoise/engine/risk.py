@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from equipoise.engine import graphs
+from equipoise.engine.graphs import Ready
 
 if TYPE_CHECKING:
     from equipoise.engine.view import World
@@ -40,7 +40,7 @@ def risk(world: World, ids: Tensor, rows: Tensor, split: str) -> Tensor:
     ready = None
     if world.risks is not None and len(rows) > 1 and rows.stride(0) == 0:
         ready = world.risks.graph(world, ids, rows[0], split)
-    return _risk(world, ids, rows, split) if ready is None else ready(ids, rows[0])
+    return _risk(world, ids, rows, split) if ready is None else ready((ids, rows[0]))[0]
 
 
 def _risk(world: World, ids: Tensor, rows: Tensor, split: str, longest: int | None = None) -> Tensor:
@@ -50,22 +50,9 @@ def _risk(world: World, ids: Tensor, rows: Tensor, split: str, longest: int | No
     return (total / world.federation.splits[split].size[ids].clamp(min=1)).to(rows.dtype)
 
 
-class _Captured:
+def _captured(world: World, ids: Tensor, w: Tensor, split: str, longest: int) -> Ready:
     """The risk of one model for so many clients, with room for whatever clients they are."""
-
-    def __init__(self, world: World, ids: Tensor, w: Tensor, split: str, longest: int) -> None:
-        self.ids, self.w, self.found = ids.clone(), w.clone(), torch.empty(0)
-
-        def work() -> None:
-            self.found = _risk(world, self.ids, self.w.expand(len(self.ids), -1), split, longest)
-
-        self.graph = graphs.captured(work)
-
-    def __call__(self, ids: Tensor, w: Tensor) -> Tensor:
-        self.ids.copy_(ids)
-        self.w.copy_(w)
-        self.graph.replay()
-        return self.found.clone()
+    return Ready(lambda ids, w: (_risk(world, ids, w.expand(len(ids), -1), split, longest),), (ids, w))
 
 
 class Risks:
@@ -79,9 +66,9 @@ class Risks:
         self.clients = clients
         self.reasons: dict[str, str] = {}
         """Why there is no graph for a split, if it was tried."""
-        self._made: dict[tuple[str, int], _Captured | None] = {}
+        self._made: dict[tuple[str, int], Ready | None] = {}
 
-    def graph(self, world: World, ids: Tensor, w: Tensor, split: str) -> _Captured | None:
+    def graph(self, world: World, ids: Tensor, w: Tensor, split: str) -> Ready | None:
         key = (split, len(ids))
         if len(ids) not in self.clients:
             return None
@@ -90,7 +77,7 @@ class Risks:
             longest, mean = sizes.max().item(), sizes.mean().item()
             try:
                 fits = 0 < longest <= _EMPTY * mean
-                self._made[key] = _Captured(world, ids, w, split, int(longest)) if fits else None
+                self._made[key] = _captured(world, ids, w, split, int(longest)) if fits else None
             except RuntimeError as error:  # an operation that a graph cannot hold
                 self._made[key] = None
                 self.reasons[split] = str(error).splitlines()[0]
