@@ -1,4 +1,4 @@
-"""What every test may rely on: one thread, hypothesis runs that repeat, and no waiting for the disk."""
+"""What every test may rely on: one thread, hypothesis runs that repeat, no waiting for the disk; kernels interpreted."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -12,6 +12,8 @@ from equipoise.at import Stop
 from equipoise.engine.clients import Executor
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # GPU kernels step by step, in Python; read when torch first imports Triton
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
 

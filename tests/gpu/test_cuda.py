@@ -1,5 +1,6 @@
 """On a CUDA device: the same numbers as on the CPU, for every executor, method and attack there is."""
 
+import sys
 from dataclasses import fields, replace
 
 import pytest
@@ -162,6 +163,29 @@ def wide(precision: str, model: str, executor: str, replay: str) -> tuple[Simula
     for _ in range(2):  # with replay, the second round launches the graphs that the first one has captured
         sim.step()
     return sim, start - sim.server.w
+
+
+CONVOLUTIONS = {
+    "cnn": ("cnn", {"channels": (16, 32), "kernel": 3, "hidden": (16,), "dropout": (0.3,)}, (1, 16, 16)),
+    "valid": ("cnn", {"channels": (8, 64), "kernel": (5, 3), "padding": "valid", "activation": "tanh"}, (3, 16, 16)),
+    "resnet": ("resnet", {"widths": (8, 16), "blocks": 1}, (3, 16, 16)),
+}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedtilt", "perfedavg"])
+@pytest.mark.parametrize("model", CONVOLUTIONS)
+def test_convolutions_in_kernels_of_their_own_are_the_loop_s_in_float64(model: str, method: str) -> None:
+    kind, params, shape = CONVOLUTIONS[model]
+    fed, moved = federation((20, 33, 16), shape=shape, classes=10), []
+    for dtype, executor, replay in (("float64", "loop", "off"), ("float32", "vmap", "on")):
+        run = Run(executor=executor, replay=replay, dtype=dtype, device="cuda")  # type: ignore[arg-type]
+        train = Train(batch=8, lr=0.05)
+        sim = simulation(METHODS[method].make(), fed, model=kind, train=train, run=run, **params)
+        for _ in range(2):
+            sim.step()
+        moved.append((sim.server.w - sim.simulator.w0).double())
+        assert sim.remarks == [] and ("equipoise.engine.kernels" in sys.modules or dtype == "float64")
+    assert relative(moved[1], moved[0]) < 1e-3
 
 
 @pytest.mark.parametrize("replay", ["off", "on"])

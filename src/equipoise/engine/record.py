@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from equipoise.engine import convolutions
 from equipoise.engine.descent import descend_in_place
 from equipoise.engine.rewrite import Graph, Node, aten, hasten, schema_of, simplify, written
 from equipoise.engine.tape import Unrecordable as Unrecordable
@@ -83,6 +84,7 @@ def record(
         raise Unrecordable(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
     _refuse_what_depends(module)
     simplify(module.graph, examples[0].device)
+    convolutions.apart(module.graph, examples[0].device)
     descend_in_place(module.graph, examples[0].device)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     used = tuple(bool(n.users) for n in placeholders)

@@ -1,6 +1,7 @@
 """A recorded step made cheaper: what changes nothing is taken out, and what belongs together is joined.
 
-    detach, a view of the same shape, times one       left out
+    detach, a view of the same shape, turned not at
+    all, times one                                    left out
     turned twice, a view of a view                    the last one alone
     transpose(A B)                                    B' A', so that a gradient is born the way it will lie
     ones like the loss                                a number, so that a loss nobody reads is not worked out
@@ -127,9 +128,10 @@ def _replace(graph: Graph, node: Node, target: Any, args: tuple[Any, ...], **kwa
 
 
 def _drop_what_changes_nothing(graph: Graph) -> None:
-    for node in _calls(graph, *_SAME, *_VIEWS, aten.mul.Scalar):
+    for node in _calls(graph, *_SAME, *_VIEWS, aten.permute.default, aten.mul.Scalar):
         of = node.args[0]
         same = node.target in _SAME or (node.target in _VIEWS and shape_of(node) == shape_of(of) is not None)
+        same |= node.target is aten.permute.default and list(node.args[1]) == list(range(len(node.args[1])))
         if same or (node.target is aten.mul.Scalar and node.args[1] == 1):
             node.replace_all_uses_with(of)
             graph.erase_node(node)

@@ -1,0 +1,174 @@
+"""Grouped convolutions of a recorded step, replaced: the same numbers, and nothing grouped left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+from equipoise.engine import convolutions, record
+from equipoise.engine.rewrite import aten, hasten, simplify
+from equipoise.engine.tape import taken_down
+from equipoise.models import build
+from equipoise.streams import Stream
+
+
+def forward(x: Tensor, w: Tensor, pad: Sequence[int], bias: Tensor | None = None, relu: bool = False) -> Tensor:
+    plain = F.conv2d if x.dim() == 5 else F.conv1d
+    y = torch.stack([plain(a, b, padding=tuple(pad)) for a, b in zip(x, w, strict=True)])
+    y = y if bias is None else y + bias
+    return y.relu() if relu else y
+
+
+def of_inputs(g: Tensor, w: Tensor, pad: Sequence[int]) -> Tensor:
+    sizes = [n - 2 * p + k - 1 for n, p, k in zip(g.shape[3:], pad, w.shape[3:], strict=True)]
+    x = torch.zeros(*g.shape[:2], w.shape[2], *sizes)
+    return torch.func.vjp(lambda x: forward(x, w, pad), x)[1](g)[0]  # type: ignore[no-any-return]
+
+
+def of_filters(g: Tensor, x: Tensor, w: Tensor, pad: Sequence[int]) -> Tensor:
+    return torch.func.vjp(lambda w: forward(x, w, pad), torch.zeros(w.shape))[1](g)[0]  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def able(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device with such kernels, which are torch's operations client by client."""
+    for function in (forward, of_inputs, of_filters):
+        monkeypatch.setattr(convolutions, function.__name__, function)
+    monkeypatch.setattr(convolutions, "_OURS", (forward, of_inputs, of_filters))
+    monkeypatch.setattr(convolutions, "why_not", lambda device: None)
+
+
+def image(kind: str, shape: tuple[int, ...], **params: object) -> tuple[nn.Module, tuple[int, ...]]:
+    return build(kind, shape, 5, Stream(1), **params), shape
+
+
+class Line(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv1d(3, 4, 3, padding=1), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(x).relu().amax(-1))  # type: ignore[no-any-return]
+
+
+class Shared(nn.Module):
+    """One convolution twice, looked at from both sides, without a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(2, 2, 3, padding=1, bias=False), nn.Linear(2, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        once = self.conv(x)
+        return self.head((torch.tanh(once) + self.conv(once)).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
+    "relu": partial(image, "cnn", (1, 8, 8), channels=(3, 4), kernel=3, hidden=(6,)),
+    "valid": partial(image, "cnn", (2, 9, 9), channels=(3, 4), kernel=(3, 2), padding="valid", hidden=()),
+    "tanh": partial(image, "cnn", (1, 8, 8), channels=(3, 4), kernel=3, hidden=(6,), activation="tanh", margin=1),
+    "standardised": partial(image, "resnet", (3, 8, 8), widths=(4, 6), blocks=1),
+    "depthwise": lambda: (
+        nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)),
+        (2, 6, 6),
+    ),
+    "line": lambda: (Line(), (3, 7)),
+    "shared": lambda: (Shared(), (2, 5, 5)),
+}
+PLAIN = (aten.convolution.default, aten.convolution_backward.default)
+
+
+def gradients(name: str, clients: int = 3, batch: int = 3) -> tuple[Callable[..., list[Tensor]], list[Tensor]]:
+    """[C, D] gradients of C models; as many clients as samples, so that exchanged axes would go unseen by shape."""
+    torch.manual_seed(0)
+    module, shape = MODELS[name]()
+    named = dict(module.named_parameters())
+    rows = torch.stack([torch.cat([p.detach().flatten() for p in named.values()])] * clients)
+    rows, sizes = rows + 0.1 * torch.randn_like(rows), [p.numel() for p in named.values()]
+    x, y = torch.randn(clients, batch, *shape), torch.randint(5, (clients, batch))
+
+    def loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        parts = {n: t.view(p.shape) for (n, p), t in zip(named.items(), w.split(sizes), strict=True)}
+        return F.cross_entropy(functional_call(module, parts, (x,)), y)
+
+    return lambda w, x: [vmap(grad(loss))(w, x, y)], [rows, x]
+
+
+def played(step: Callable[..., list[Tensor]], inputs: list[Tensor]) -> tuple[Any, list[tuple[Any, Any]]]:
+    module: Any = taken_down(step, inputs)
+    simplify(module.graph, torch.device("cpu"))
+    convolutions.apart(module.graph, torch.device("cpu"))
+    nodes = [(n.target, n.args) for n in module.graph.nodes]
+    hasten(module.graph)
+    module.recompile()
+    return module, nodes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_gradients_with_nothing_grouped_left(able: None, name: str) -> None:
+    step, inputs = gradients(name)
+    module, nodes = played(step, inputs)
+    targets = [target for target, _ in nodes]
+    torch.testing.assert_close(module(*inputs)[0], step(*inputs)[0], rtol=1e-4, atol=1e-6)
+    other = [t + 0.1 for t in inputs]
+    torch.testing.assert_close(module(*other)[0], step(*other)[0], rtol=1e-4, atol=1e-6)
+    if name != "standardised":  # some of its convolutions have a stride
+        assert not {*PLAIN} & {*targets}
+    assert targets.count(forward) and targets.count(of_filters)
+
+
+@pytest.mark.parametrize(("name", "adds"), [("relu", False), ("valid", False), ("tanh", True)])
+def test_bias_and_relu_are_taken_in_and_copies_left_out(able: None, name: str, adds: bool) -> None:
+    nodes = played(*gradients(name))[1]
+    targets = [target for target, _ in nodes]
+    assert all(len(args) == 5 and args[4] is not adds for target, args in nodes if target is forward)
+    assert aten.add.Tensor not in targets and (adds or targets.count(aten.relu.default) <= 1)
+    assert aten.clone.default not in targets
+
+
+@pytest.mark.parametrize("what", ["float64", "one client", "stride", "no kernels"])
+def test_what_does_not_fit_stays(able: None, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if what == "no kernels":
+        monkeypatch.setattr(convolutions, "why_not", lambda device: "none here")
+    if what == "stride":
+        monkeypatch.setitem(
+            MODELS, "relu", lambda: (nn.Sequential(nn.Conv2d(1, 2, 3, 2), nn.Flatten(), nn.Linear(18, 5)), (1, 8, 8))
+        )
+    step, inputs = gradients("relu", clients=1 if what == "one client" else 3)
+    if what == "float64":
+        inputs = [t.double() for t in inputs]
+    module, nodes = played(step, inputs)
+    targets = [target for target, _ in nodes]
+    assert forward not in targets and {*PLAIN} & {*targets}
+    torch.testing.assert_close(module(*inputs)[0], step(*inputs)[0])
+
+
+def test_a_whole_step_that_overwrites_its_weights(able: None) -> None:
+    """Filters are read where they lie, so every read must come before the step overwrites them."""
+    step, (w, x) = gradients("relu")
+    lr = torch.tensor(0.5, dtype=torch.float64)
+
+    def down(w: Tensor, x: Tensor, lr: Tensor) -> list[Tensor]:
+        return [torch.addcmul(w, step(w, x)[0], lr, value=-1)]
+
+    made = record.record(down, [w, x, lr], [False, False, True])
+    found = made.step(w.clone(), x, *made.ahead(lr))[0]
+    torch.testing.assert_close(found, down(w, x, lr)[0], rtol=1e-4, atol=1e-6)
+
+
+def test_why_not_says_why() -> None:
+    assert convolutions.why_not(torch.device("cpu")) == "they are for GPUs"
+
+
+def test_graphs_without_convolutions_ask_for_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolutions, "why_not", lambda device: pytest.fail("asked"))
+    graph = fx.Graph()
+    graph.output(graph.call_function(aten.relu.default, (graph.placeholder("x"),)))
+    convolutions.apart(graph, torch.device("cuda"))
