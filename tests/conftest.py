@@ -1,4 +1,4 @@
-"""What every test may rely on: one thread, hypothesis runs that repeat, no waiting for the disk; kernels interpreted."""
+"""What every test may rely on: one thread, hypothesis runs that repeat, no waiting for the disk, no need of a GPU."""
 
 import os
 from collections.abc import Callable, Iterator
