@@ -74,6 +74,19 @@ def test_labels_are_drawn_as_often_as_their_digit_is_light() -> None:
         assert is_one[some].mean() == pytest.approx(light[some].mean(), abs=0.03)  # three deviations
 
 
+def test_soft_labels_are_the_shares_of_the_two_digits() -> None:
+    x, y = np.eye(200)[:, None], np.arange(200) % 10
+    drawn, soft = (blended(1000 * x, y, Stream(1), clients=3, samples=20, least=0.3, soft=soft) for soft in (0, 10))
+    assert np.array_equal(drawn[0], soft[0])
+    marked = soft[2]["ambiguous"] == 1
+    assert np.array_equal(soft[1][~marked], np.eye(10)[drawn[1][~marked]])
+    for image, label, one in zip(soft[0][marked], soft[1][marked], drawn[1][marked], strict=True):
+        light = np.flatnonzero(image)
+        wanted = np.zeros(10)
+        wanted[y[light]] = image.ravel()[light] / 1000
+        assert label == pytest.approx(wanted, abs=1e-3) and label[one] > 0
+
+
 def test_the_seed_decides_everything() -> None:
     (a, p, _), (b, q, _), (c, _, _) = make(seed=3), make(seed=3), make(seed=4)
     assert np.array_equal(a, b)
@@ -113,3 +126,7 @@ def test_it_is_made_from_the_files_of_mnist_and_dealt_by_site(tmp_path: Path) ->
     assert fed.sizes.tolist() == [12, 12, 12]
     assert (shares[0], shares[2]) == (0, 1)
     assert 0 < shares[1] < 1
+    soft = load("mnist-blended", folder=tmp_path, clients=3, samples=20, soft=True)
+    assert soft.y.shape == (60, 10) and soft.classes == 10 and soft.y.is_floating_point()
+    again = partition(soft, "attribute", column="site", test=0.2, validation=0.2)
+    assert torch.equal(again.splits["test"].index, fed.splits["test"].index)

@@ -5,8 +5,10 @@ any labelled images: an ambiguous image is the pixelwise mean of two of differen
 
     x = (1 - s) x_i + s x_j,  y = y_j with probability s, else y_i,  s uniform between `least` and 1/2
 
-so that no model can know the label, and what the best one reaches is known: s says how often it must be wrong. The
-original's images come from a generative model, and were chosen by it; only labels drawn at random are as there.
+so that no model can know the label, and what the best one reaches is known: s says how often it must be wrong. With
+soft labels y is (1 - s, s) on the two classes instead: what is unknown then is unknown to every sample alike, and a
+model that learns its samples by heart learns no coin tosses. The original's images come from a generative model, and
+were chosen by it; only labels drawn at random are as there.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ Array = NDArray[Any]
 
 
 def blended(
-    x: Array, y: Array, stream: Stream, *, clients: int, samples: int, least: float
+    x: Array, y: Array, stream: Stream, *, clients: int, samples: int, least: float, soft: int = 0
 ) -> tuple[Array, Array, dict[str, Array]]:
-    """Images, labels, and the columns "ambiguous" (0 or 1) and "site": whose they are.
+    """Images, labels (drawn, or a share for each of `soft` classes), and two columns: "ambiguous" (0 or 1) and "site".
 
     Site k of `clients` holds `samples` images, a share k / (clients - 1) of them ambiguous. No image given is used
     twice, be it as it is or in a blend.
@@ -55,5 +57,9 @@ def blended(
         "ambiguous": np.repeat([0, 1], [plain, n]),
         "site": np.concatenate([np.repeat(site, samples - marked), np.repeat(site, marked)]),
     }
-    labels = np.concatenate([y[clear], np.where(other, y[second], y[first])])
-    return np.concatenate([x[clear], mixed]), labels, columns
+    images = np.concatenate([x[clear], mixed])
+    if not soft:
+        return images, np.concatenate([y[clear], np.where(other, y[second], y[first])]), columns
+    one = np.eye(soft, dtype=np.float32)
+    part = share[:, None].astype(np.float32)
+    return images, np.concatenate([one[y[clear]], (1 - part) * one[y[first]] + part * one[y[second]]]), columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -96,13 +97,15 @@ def mnist(found: Found) -> Dataset:
 
 
 def mnist_blended(
-    found: Found, *, clients: int = 5, samples: int = 1_600, least: float = 0.2, seed: int = 0
+    found: Found, *, clients: int = 5, samples: int = 1_600, least: float = 0.2, soft: bool = False, seed: int = 0
 ) -> Dataset:
     """MNIST's digits, some blended, see `blended`; partition "attribute" by the column "site" deals them as meant."""
     x, y, _ = _idx_pair(found, "train", "t10k")
     stream = Stream(seed).child("data", found.info.name)
-    x, y, columns = blended(x, y, stream, clients=clients, samples=samples, least=least)
-    return _dataset(found, x, y, columns, 1 / 255)
+    shares = found.info.classes if soft else 0
+    x, y, columns = blended(x, y, stream, clients=clients, samples=samples, least=least, soft=shares)
+    data = _dataset(found, x, y.argmax(-1) if soft else y, columns, 1 / 255)
+    return replace(data, y=torch.from_numpy(y)) if soft else data
 
 
 def _writers(found: Found, y: Array, part: Array) -> dict[str, Array]:
