@@ -104,7 +104,7 @@ def gradients(name: str, clients: int = 3, batch: int = 3) -> tuple[Callable[...
 def played(step: Callable[..., list[Tensor]], inputs: list[Tensor]) -> tuple[Any, list[tuple[Any, Any]]]:
     module: Any = taken_down(step, inputs)
     simplify(module.graph, torch.device("cpu"))
-    convolutions.apart(module.graph, torch.device("cpu"))
+    module = convolutions.apart(module, torch.device("cpu"))
     nodes = [(n.target, n.args) for n in module.graph.nodes]
     hasten(module.graph)
     module.recompile()
@@ -167,8 +167,22 @@ def test_why_not_says_why() -> None:
     assert convolutions.why_not(torch.device("cpu")) == "they are for GPUs"
 
 
+def test_a_kernel_that_cannot_be_made_leaves_everything_as_it_was(able: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Tensor:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(convolutions, "of_filters", broken)
+    monkeypatch.setattr(convolutions, "_OURS", (forward, of_inputs, broken))
+    monkeypatch.setattr(convolutions, "_broken", {})
+    step, inputs = gradients("relu")
+    module, nodes = played(step, inputs)
+    assert {*PLAIN} <= {target for target, _ in nodes}
+    torch.testing.assert_close(module(*inputs)[0], step(*inputs)[0])
+    assert convolutions._broken == {torch.device("cpu"): "MemoryError: no room"}
+
+
 def test_graphs_without_convolutions_ask_for_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolutions, "why_not", lambda device: pytest.fail("asked"))
     graph = fx.Graph()
     graph.output(graph.call_function(aten.relu.default, (graph.placeholder("x"),)))
-    convolutions.apart(graph, torch.device("cuda"))
+    convolutions.apart(fx.GraphModule({}, graph), torch.device("cuda"))

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from equipoise.engine.rewrite import NODE, Graph, Node, aten, is_alias, origins, schema_of, shape_of, sweep, written
 from equipoise.engine.tape import Form
@@ -31,21 +31,24 @@ _MOST = 1 << 31  # places that a kernel can tell apart
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
-@cache
+_broken: dict[torch.device, str] = {}
+"""Devices on which a kernel could not be made, and why: they get none from then on."""
+
+
 def why_not(device: torch.device) -> str | None:
     """Why there are no such kernels on this device; None if there are."""
+    return _broken.get(device) or _missing(device)
+
+
+@cache
+def _missing(device: torch.device) -> str | None:
     if device.type != "cuda":
         return "they are for GPUs"
     if torch.cuda.get_device_capability(device) < _FIRST:
         return f"they need a device of capability {_FIRST[0]}.{_FIRST[1]} or more"
     if find_spec("triton") is None:
         return "they need Triton, which is not installed"
-    try:  # a compiler may be missing, or the two not fit each other
-        one = torch.ones(1, 1, 1, 1, 1, device=device)
-        works = forward(one, one, (0, 0)).item() == 1
-    except Exception as error:  # whatever a compiler raises
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return None if works else "one of them gives a wrong number"
+    return None
 
 
 def forward(x: Tensor, w: Tensor, pad: Sequence[int], bias: Tensor | None = None, relu: bool = False) -> Tensor:
@@ -88,13 +91,13 @@ def _both(pad: Sequence[int]) -> tuple[int, int]:
     return (0, pad[0]) if len(pad) == 1 else (pad[0], pad[1])
 
 
-def apart(graph: Graph, device: torch.device) -> None:
-    """Replace every grouped convolution of a recorded step, and its derivatives, by the three above."""
-    found = [n for n in graph.nodes if n.target in (aten.convolution.default, aten.convolution_backward.default)]
-    found = [n for n in found if _fits(n)]
-    if not found or why_not(device) is not None:
-        return
-    for node in found:
+def apart(module: Any, device: torch.device) -> Any:
+    """A recorded step with every grouped convolution, and its derivatives, replaced by the three above."""
+    if not any(_fits(n) for n in module.graph.nodes) or why_not(device) is not None:
+        return module
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in [n for n in graph.nodes if _fits(n)]:
         if node.target is aten.convolution.default:
             _replace_forward(graph, node)
         else:
@@ -103,6 +106,23 @@ def apart(graph: Graph, device: torch.device) -> None:
     _take_in(graph)
     _drop_copies(graph)
     sweep(graph)
+    try:
+        _make(graph, device)
+    except Exception as error:  # no compiler, no room on this device: whatever Triton raises
+        _broken[device] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return module
+    return fx.GraphModule(module, graph)
+
+
+def _make(graph: Graph, device: torch.device) -> None:
+    """Have all kernels compiled, before anything depends on them."""
+
+    def zeros(node: Node) -> Tensor:
+        return torch.zeros(node.meta["form"].shape, device=device)
+
+    for node in graph.nodes:
+        if node.target in _OURS:
+            node.target(*fx.node.map_arg(node.args, zeros))
 
 
 def _given(node: Node) -> tuple[Node, Node, Any, list[Any]]:
@@ -116,6 +136,8 @@ def _given(node: Node) -> tuple[Node, Node, Any, list[Any]]:
 
 
 def _fits(node: Node) -> bool:
+    if node.target not in (aten.convolution.default, aten.convolution_backward.default):
+        return False
     x, w, bias, (stride, pad, dilation, turned, _, groups) = _given(node)
     forms = [n.meta["form"] for n in (x, w)]
     plain = bias is None and not turned and {*stride, *dilation} == {1} and len(pad) in (1, 2)

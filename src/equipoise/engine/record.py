@@ -84,7 +84,7 @@ def record(
         raise Unrecordable(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
     _refuse_what_depends(module)
     simplify(module.graph, examples[0].device)
-    convolutions.apart(module.graph, examples[0].device)
+    module = convolutions.apart(module, examples[0].device)
     descend_in_place(module.graph, examples[0].device)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     used = tuple(bool(n.users) for n in placeholders)
