@@ -14,9 +14,12 @@ from torch.nn import functional as F
 
 from equipoise.engine import convolutions, record
 from equipoise.engine.rewrite import aten, hasten, simplify
+from equipoise.engine.settings import Run, Train
 from equipoise.engine.tape import taken_down
+from equipoise.methods import fedavg
 from equipoise.models import build
 from equipoise.streams import Stream
+from tests.small import federation, relative, simulation
 
 
 def forward(x: Tensor, w: Tensor, pad: Sequence[int], bias: Tensor | None = None, relu: bool = False) -> Tensor:
@@ -42,7 +45,8 @@ def able(monkeypatch: pytest.MonkeyPatch) -> None:
     for function in (forward, of_inputs, of_filters):
         monkeypatch.setattr(convolutions, function.__name__, function)
     monkeypatch.setattr(convolutions, "_OURS", (forward, of_inputs, of_filters))
-    monkeypatch.setattr(convolutions, "why_not", lambda device: None)
+    monkeypatch.setattr(convolutions, "_missing", lambda device: None)
+    monkeypatch.setattr(convolutions, "_failed", {})
 
 
 def image(kind: str, shape: tuple[int, ...], **params: object) -> tuple[nn.Module, tuple[int, ...]]:
@@ -136,7 +140,7 @@ def test_bias_and_relu_are_taken_in_and_copies_left_out(able: None, name: str, a
 @pytest.mark.parametrize("what", ["float64", "one client", "stride", "no kernels"])
 def test_what_does_not_fit_stays(able: None, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if what == "no kernels":
-        monkeypatch.setattr(convolutions, "why_not", lambda device: "none here")
+        monkeypatch.setattr(convolutions, "_missing", lambda device: "none here")
     if what == "stride":
         monkeypatch.setitem(
             MODELS, "relu", lambda: (nn.Sequential(nn.Conv2d(1, 2, 3, 2), nn.Flatten(), nn.Linear(18, 5)), (1, 8, 8))
@@ -163,6 +167,98 @@ def test_a_whole_step_that_overwrites_its_weights(able: None) -> None:
     torch.testing.assert_close(found, down(w, x, lr)[0], rtol=1e-4, atol=1e-6)
 
 
+class Of(nn.Module):
+    """A model of some parts and a function of them."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def _residual(of: Any, x: Tensor) -> Tensor:
+    h = of.a(x)
+    return of.head(of.c((h + of.b(h.relu())).relu()).flatten(1))  # type: ignore[no-any-return]
+
+
+def _part_written(of: Any, x: Tensor) -> Tensor:
+    y = of.a(x)
+    y[:, 0].mul_(2)
+    return of.head(of.c(y.tanh()).flatten(1))  # type: ignore[no-any-return]
+
+
+def _conv(planes: int, filters: int, **how: Any) -> nn.Module:
+    return nn.Conv2d(planes, filters, 3, **how)
+
+
+def _of(function: Callable[[Any, Tensor], Tensor], bias: bool = True) -> nn.Module:
+    parts = {"a": _conv(2, 3, padding=1, bias=bias), "b": _conv(3, 3, padding=1), "c": _conv(3, 4, stride=2)}
+    return Of(function, **parts, head=nn.Linear(16, 5))
+
+
+def _turned(of: Any, x: Tensor) -> Tensor:
+    return of.head((of.p.permute(2, 1, 0) * of.a(x)).flatten(1))  # type: ignore[no-any-return]
+
+
+AWKWARD: dict[str, Callable[[], nn.Module]] = {
+    "in place": lambda: _of(lambda of, x: of.head(of.c(F.relu(of.a(x), inplace=True)).flatten(1))),
+    "in place, no bias": lambda: _of(lambda of, x: of.head(of.c(F.relu(of.a(x), inplace=True)).flatten(1)), bias=False),
+    "a part in place": lambda: _of(_part_written, bias=False),
+    "residual": lambda: _of(_residual),
+    "twice": lambda: _of(lambda of, x: of.head(of.c((of.a(x) * 2).relu()).flatten(1))),
+    "turned factor": lambda: Of(
+        _turned, a=_conv(2, 3, padding=1, bias=False), p=nn.Parameter(torch.randn(5, 5, 3)), head=nn.Linear(75, 5)
+    ),
+    "wider bias": lambda: Of(
+        lambda of, x: of.head((of.a(x) + of.p.double()[:, None, None]).exp().log().to(x.dtype).flatten(1)),
+        a=_conv(2, 3, padding=1, bias=False),
+        p=nn.Parameter(torch.randn(3)),
+        head=nn.Linear(75, 5),
+    ),
+    "depthwise": lambda: nn.Sequential(
+        *(_conv(2, 4, padding=1, groups=2), nn.Tanh(), _conv(4, 4, groups=4), nn.Tanh(), nn.Flatten(), nn.Linear(36, 5))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_models_that_do_awkward_things_with_a_convolution(able: None, name: str) -> None:
+    fed, moved = federation((20, 33, 16), shape=(2, 5, 5), classes=5), []
+    for dtype, replay in (("float64", "off"), ("float32", "on")):
+        torch.manual_seed(0)
+        run = Run(executor="vmap", replay=replay, dtype=dtype, device="cpu")  # type: ignore[arg-type]
+        sim = simulation(fedavg(), fed, model=AWKWARD[name](), train=Train(batch=8, lr=0.05), run=run)
+        for _ in range(2):
+            sim.step()
+        moved.append((sim.server.w - sim.simulator.w0).double())
+        assert sim.remarks == []
+    assert relative(moved[1], moved[0]) < 1e-5
+
+
+def test_arguments_for_another_number_of_dimensions(able: None) -> None:
+    """torch takes one number for both sides of an image."""
+    x, w = torch.randn(2, 4, 5, 5), torch.randn(4, 2, 3, 3)
+
+    def once(x: Tensor, w: Tensor) -> list[Tensor]:
+        return [torch.convolution(x, w, None, [1], [1], [1], False, [0], 2)]
+
+    torch.testing.assert_close(played(once, [x, w])[0](x, w)[0], once(x, w)[0])
+
+
+def test_whoever_asks_for_strides_gets_those_that_were_recorded(able: None) -> None:
+    x, w = torch.randn(3, 4, 5, 5), torch.randn(4, 2, 3, 3)
+
+    def once(x: Tensor, w: Tensor) -> list[Tensor]:
+        y = F.conv2d(x, w, padding=1, groups=2).view(3, 2, 2, 5, 5).transpose(0, 1)
+        return [y.as_strided((2, 25), (50, 1)).clone()]
+
+    torch.testing.assert_close(played(once, [x, w])[0](x, w)[0], once(x, w)[0])
+
+
 def test_why_not_says_why() -> None:
     assert convolutions.why_not(torch.device("cpu")) == "they are for GPUs"
 
@@ -173,16 +269,15 @@ def test_a_kernel_that_cannot_be_made_leaves_everything_as_it_was(able: None, mo
 
     monkeypatch.setattr(convolutions, "of_filters", broken)
     monkeypatch.setattr(convolutions, "_OURS", (forward, of_inputs, broken))
-    monkeypatch.setattr(convolutions, "_broken", {})
     step, inputs = gradients("relu")
     module, nodes = played(step, inputs)
     assert {*PLAIN} <= {target for target, _ in nodes}
     torch.testing.assert_close(module(*inputs)[0], step(*inputs)[0])
-    assert convolutions._broken == {torch.device("cpu"): "MemoryError: no room"}
+    assert convolutions.why_not(torch.device("cpu")) == "MemoryError: no room"
 
 
 def test_graphs_without_convolutions_ask_for_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolutions, "why_not", lambda device: pytest.fail("asked"))
+    monkeypatch.setattr(convolutions, "_missing", lambda device: pytest.fail("asked"))
     graph = fx.Graph()
     graph.output(graph.call_function(aten.relu.default, (graph.placeholder("x"),)))
     convolutions.apart(fx.GraphModule({}, graph), torch.device("cuda"))

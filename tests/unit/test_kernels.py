@@ -69,6 +69,12 @@ def test_one_client_s_nan_stays_with_it(kernels: Any) -> None:
     assert found[0, 1].sum() == 4 * 9 and found.sum() == 4 * 9
 
 
+def test_rows_that_lie_farther_apart_than_32_bits_can_say_are_copied(kernels: Any) -> None:
+    for apart, same in ((1 << 29, True), (1 << 30, False)):
+        t = torch.empty(0, device="meta").as_strided((2, 3, 1, 2, 2), (4, apart, 4, 2, 1))
+        assert (kernels._planes_in_one_piece(t) is t) is same
+
+
 def test_the_same_bits_every_time(kernels: Any) -> None:
     x, w, g = drawn(2, 9, 3, 8, 8), drawn(2, 4, 3, 3, 3), drawn(2, 9, 4, 6, 6)
     once, again = (kernels.of_filters(g, x, w.shape, (0, 0), "tf32x3") for _ in range(2))

@@ -28,16 +28,17 @@ from equipoise.engine.tape import Form
 
 _FIRST = (8, 0)  # the first generation of devices (Ampere) with tensor cores for these products
 _MOST = 1 << 31  # places that a kernel can tell apart
+_GROUPS = (1 << 16) - 1  # and groups: the last axis of a grid
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
-_broken: dict[torch.device, str] = {}
-"""Devices on which a kernel could not be made, and why: they get none from then on."""
+_failed: dict[torch.device, str] = {}
+"""Why kernels could not be made for some step on a device, the last time that happened."""
 
 
 def why_not(device: torch.device) -> str | None:
-    """Why there are no such kernels on this device; None if there are."""
-    return _broken.get(device) or _missing(device)
+    """Why there are no such kernels on this device, or were none for some step; None if there are."""
+    return _missing(device) or _failed.get(device)
 
 
 @cache
@@ -93,11 +94,11 @@ def _both(pad: Sequence[int]) -> tuple[int, int]:
 
 def apart(module: Any, device: torch.device) -> Any:
     """A recorded step with every grouped convolution, and its derivatives, replaced by the three above."""
-    if not any(_fits(n) for n in module.graph.nodes) or why_not(device) is not None:
+    if not _fitting(module.graph) or _missing(device) is not None:
         return module
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    for node in [n for n in graph.nodes if _fits(n)]:
+    for node in _fitting(graph):
         if node.target is aten.convolution.default:
             _replace_forward(graph, node)
         else:
@@ -109,7 +110,7 @@ def apart(module: Any, device: torch.device) -> Any:
     try:
         _make(graph, device)
     except Exception as error:  # no compiler, no room on this device: whatever Triton raises
-        _broken[device] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        _failed[device] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         return module
     return fx.GraphModule(module, graph)
 
@@ -135,13 +136,22 @@ def _given(node: Node) -> tuple[Node, Node, Any, list[Any]]:
     return x, w, True if wanted[2] else None, how
 
 
+def _fitting(graph: Graph) -> list[Node]:
+    """Convolutions that can be replaced: whose results nobody writes into, or looks at where they lie."""
+    kinds, changing = (aten.convolution.default, aten.convolution_backward.default), written(graph)
+    if any(n.target is aten.as_strided.default for n in graph.nodes):
+        return []
+    found = [n for n in graph.nodes if n.target in kinds and _fits(n)]
+    return [n for n in found if not changing & {n, *n.users}]
+
+
 def _fits(node: Node) -> bool:
-    if node.target not in (aten.convolution.default, aten.convolution_backward.default):
-        return False
     x, w, bias, (stride, pad, dilation, turned, _, groups) = _given(node)
     forms = [n.meta["form"] for n in (x, w)]
     plain = bias is None and not turned and {*stride, *dilation} == {1} and len(pad) in (1, 2)
-    if not plain or groups == 1 or {f.dtype for f in forms} != {torch.float32}:
+    if not plain or not 1 < groups <= _GROUPS or {f.dtype for f in forms} != {torch.float32}:
+        return False
+    if len(pad) != len(forms[0].shape) - 2:
         return False
     (batch, planes, *sizes), (filters, *_) = (f.shape for f in forms)
     room = math.prod(n + 2 * p for n, p in zip(sizes, pad, strict=True))  # an output is no larger
@@ -254,18 +264,20 @@ def _other(added: Node, node: Node) -> Any:
 def _is_bias(graph: Graph, node: Any, shape: Sequence[int]) -> bool:
     """Whether it is a number for every client and filter, and stays what it is."""
     row = (shape[0], 1, shape[2], *[1] * (len(shape) - 3))
-    return isinstance(node, NODE) and shape_of(node) == row and not origins(node) & written(graph)
+    if not isinstance(node, NODE) or shape_of(node) != row or node.meta["form"].dtype is not torch.float32:
+        return False
+    return not origins(node) & written(graph)
 
 
 def _drop_copies(graph: Graph) -> None:
     """What is in one piece already need not be copied to be so."""
     whole, changing = set[Node](), written(graph)
     for node in list(graph.nodes):
-        if node.target is aten.clone.default and node.kwargs.get("memory_format") is torch.contiguous_format:
-            if node.args[0] in whole and not {node, node.args[0]} & changing:
-                node.replace_all_uses_with(node.args[0])
-                graph.erase_node(node)
-        elif _lies_whole(node, whole):
+        copied = node.target is aten.clone.default and node.kwargs.get("memory_format") is torch.contiguous_format
+        if copied and node.args[0] in whole and not {node, node.args[0]} & changing:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif copied or _lies_whole(node, whole):
             whole.add(node)
             form = node.meta["form"]
             node.meta["form"] = form._replace(stride=_strides(form.shape))
@@ -278,13 +290,13 @@ def _lies_whole(node: Node, whole: set[Node]) -> bool:
         return False
     if node.target in _OURS:
         return True
-    if node.target in (*_VIEWS, aten.reshape.default):
+    if node.target in (*_VIEWS, aten.reshape.default, aten.clone.default):
         return node.args[0] in whole
     if is_alias(node):
         return False
     if schema_of(node) is not None and torch.Tag.pointwise in node.target.tags:
-        alike = [n for n in node.all_input_nodes if shape_of(n) == tuple(form.shape)]
-        return bool(alike) and all(n in whole for n in alike)
+        given = [n for n in node.all_input_nodes if math.prod(shape_of(n) or ()) > 1]
+        return bool(given) and all(n in whole for n in given)
     return all(n == 1 or a == b for n, a, b in zip(form.shape, form.stride, _strides(form.shape), strict=True))
 
 

@@ -8,8 +8,8 @@ A convolution is a product of matrices, one of which is never written down:
 
 Libraries take the clients of a grouped convolution one after the other, or side by side with little to do for each.
 Here clients are one more axis of the grid. Products are taken on tensor cores; in full precision every number is cut in
-two (tf32x3), which leaves as many digits as float32 has. Sizes of blocks are those that were fastest over the papers'
-models on one H200 (`benchmarks/gpu_convolutions.py`).
+two (tf32x3), which leaves nearly as many digits as float32 has. Sizes of blocks are those that were fastest over the
+papers' models on one H200 (`benchmarks/gpu_convolutions.py`).
 
 Only `convolutions` imports this module, and only where there is a GPU and Triton.
 """
@@ -129,13 +129,14 @@ def _applied(
     long = filters >= 64 and planes >= 32 and planes * rows * columns >= 512
     m, n, k, warps, stages = (64, 64, 64, 4, 2) if long else (64, _block(filters), 32, 2, 3)
     grid = triton.cdiv(batch * sizes[0] * sizes[1], m), triton.cdiv(filters, n), clients
-    _apply[grid](
-        *(x, w, y if bias is None else bias, y, batch, *x.stride()[:3], *strides),
-        *((0, 0) if bias is None else bias.stride()),
-        *(planes, height, width, filters, rows, columns, *sizes, *pad),
-        *(bias is not None, relu, precision, m, n, k),
-        **{"num_warps": warps, "num_stages": stages},
-    )
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        _apply[grid](
+            *(x, w, y if bias is None else bias, y, batch, *x.stride()[:3], *strides),
+            *((0, 0) if bias is None else bias.stride()),
+            *(planes, height, width, filters, rows, columns, *sizes, *pad),
+            *(bias is not None, relu, precision, m, n, k),
+            **{"num_warps": warps, "num_stages": stages},
+        )
     return y
 
 
@@ -150,12 +151,13 @@ def of_filters(g: Tensor, x: Tensor, shape: torch.Size, pad: tuple[int, int], pr
     parts = max(1, min(_ENOUGH // (blocks[0] * blocks[1] * clients), places // (4 * k)))
     share = triton.cdiv(triton.cdiv(places, parts), k) * k
     part = x.new_empty(parts, *shape)
-    _sum[*blocks, clients * parts](
-        *(g, x, part, batch, clients, share, *g.stride()[:3], *x.stride()[:3]),
-        *(planes, *x.shape[3:], filters, rows, columns, tall, wide, *pad),
-        *(precision, m, n, k),
-        **{"num_warps": 2, "num_stages": 4},
-    )
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        _sum[*blocks, clients * parts](
+            *(g, x, part, batch, clients, share, *g.stride()[:3], *x.stride()[:3]),
+            *(planes, *x.shape[3:], filters, rows, columns, tall, wide, *pad),
+            *(precision, m, n, k),
+            **{"num_warps": 2, "num_stages": 4},
+        )
     return part[0] if parts == 1 else part.sum(0)
 
 
@@ -165,4 +167,6 @@ def _block(n: int) -> int:
 
 
 def _planes_in_one_piece(t: Tensor) -> Tensor:
-    return t if t.stride()[3:] == (t.shape[4], 1) else t.contiguous()
+    """The same, and a client's numbers not farther apart than 32 bits can say."""
+    far = sum((n - 1) * s for n, s in zip(t.shape[1:], t.stride()[1:], strict=True))
+    return t if t.stride()[3:] == (t.shape[4], 1) and far < 1 << 31 else t.contiguous()

@@ -96,6 +96,17 @@ def written(graph: Graph) -> set[Node]:
     return {n for n in graph.nodes if origins(n) & changing}
 
 
+def _written_later(graph: Graph) -> set[Node]:
+    """What may be changed by a write that comes after it."""
+    found, changing = set[Node](), set[Node]()
+    told = dict(writes(graph))
+    for node in reversed(graph.nodes):
+        if origins(node) & changing:
+            found.add(node)
+        changing |= told.get(node, set())
+    return found
+
+
 def _calls(graph: Graph, *targets: Any) -> list[Node]:
     return [n for n in graph.nodes if n.op == "call_function" and n.target in targets]
 
@@ -242,7 +253,7 @@ def _overwrite(graph: Graph) -> None:
 
 
 def _call_by_name(graph: Graph) -> None:
-    changing = written(graph)
+    changing = _written_later(graph)
     for node in graph.nodes:
         schema = schema_of(node)
         if schema is None or not schema.name.startswith("aten::") or schema.overload_name.endswith("out"):

@@ -184,8 +184,8 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise EquipoiseError(f"run.device is {name!r}: {reason}", 'use "auto", "cpu" or "cuda"') from None
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # streams, graphs and kernels are the current device's
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # streams and graphs are the current device's
     return device
 
 
