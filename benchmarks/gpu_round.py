@@ -1,6 +1,6 @@
 """Whole FedAvg rounds on a GPU: milliseconds per cohort step, what a round adds to it, and one client after the other.
 
-    python benchmarks/gpu_round.py [--device cuda] [--rounds 20] [--methods]
+    python benchmarks/gpu_round.py [--device cuda] [--rounds 20] [--methods] [--models]
 
 Random images of Fashion-MNIST's size, 600 samples per client, one local epoch. For every model and cohort, in one run:
 
@@ -15,6 +15,9 @@ against the time of their own local training, which is that of their gradients a
 of RFFL as in its paper (ten participants, all of them in every round, its CNN, batch 16), where nobody is removed: on
 random images nobody agrees with anybody; and of FedLF with its paper's CNN for CIFAR-10.
 
+With --models: steps of the papers' CNNs (FedAvg, ten clients, their papers' batches), with kernels of their own for
+convolutions and with grouped ones, in turn; and how far the models of a round in float32 are from each other.
+
 The models of both ways are compared before any time is printed, in float64: in float32 one unit of a ReLU that rounding
 moves across zero makes two runs on random images part company.
 """
@@ -24,7 +27,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -32,6 +36,7 @@ from torch import nn
 from equipoise import registry
 from equipoise.core import Method
 from equipoise.data.federation import Dataset, Federation, Split
+from equipoise.engine import convolutions
 from equipoise.engine.clients import Executor
 from equipoise.engine.run import Scenario, Simulation
 from equipoise.engine.settings import Participation, Run, Train
@@ -43,6 +48,8 @@ METHODS: dict[str, dict[str, float]] = {
     **{"fedavg": {}, "fedlf": {}, "ditto": {"lam": 1.0}, "fedtilt": {}},
     "rffl": {"grace": 1 << 30},
 }
+BATCHES = {"cnn-rffl": 16, "cnn-ditto": 16, "cnn-femnist": 16, "cnn-fedlf": 50, "cnn-rffl-cifar": 64, "cnn-fedtilt": 10}
+SHAPES = dict.fromkeys(("cnn-fedlf", "cnn-rffl-cifar", "cnn-fedtilt"), (3, 32, 32))
 CASES = [("mlp", 10, 10), ("mlp", 100, 50), ("cnn", 10, 10), ("cnn", 100, 50)]
 
 
@@ -59,7 +66,7 @@ def model(name: str) -> nn.Module:
     if name == "mlp":
         return build("mlp", (1, 28, 28), 10, Stream(1), hidden=(200, 200))
     if name != "cnn":
-        return build(name, (3, 32, 32) if name == "cnn-fedlf" else (1, 28, 28), 10, Stream(1))
+        return build(name, SHAPES.get(name, (1, 28, 28)), 10, Stream(1))
     torch.manual_seed(0)
     return nn.Sequential(
         *(nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
@@ -186,13 +193,44 @@ def rounds_of(fed: Federation, name: str, net: str, batch: int, device: str, rou
     print(f"{kind}: round {whole:.2f} ms, its training {training:.2f} = {whole / training:.2f} x", flush=True)
 
 
+@contextmanager
+def grouped() -> Iterator[None]:
+    """As if there were no kernels for convolutions."""
+    missing = convolutions._missing
+    convolutions._missing = lambda device: "a benchmark"  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        convolutions._missing = missing
+
+
+def both_ways(name: str, device: str, rounds: int) -> None:
+    """Steps of a CNN with kernels of their own, and grouped."""
+    fed, batch = federation(10, SHAPES.get(name, (1, 28, 28))), BATCHES[name]
+    ours, theirs = (simulation(fed, name, 10, batch, device, "vmap", "on") for _ in range(2))
+    first = timed(ours.step, device)
+    with grouped():  # a step is recorded in the first round
+        theirs.step()
+    moved = [sim.server.w - sim.simulator.w0 for sim in (ours, theirs)]
+    away = float((moved[0] - moved[1]).norm() / moved[1].norm())
+    each = [(timed(ours.step, device), timed(theirs.step, device)) for _ in range(rounds)]
+    new, old = (1000 * statistics.median(column) / -(-N // batch) for column in zip(*each, strict=True))
+    print(f"{name} B={batch}: distance after a round {away:.0e}; first round {first:.1f} s", flush=True)
+    print(f"  step {new:.3f} ms, grouped {old:.3f} = {old / new:.2f} x", flush=True)
+
+
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--device", default="cuda")
     options.add_argument("--rounds", type=int, default=20)
     options.add_argument("--cases", type=int, default=len(CASES))
     options.add_argument("--methods", action="store_true")
+    options.add_argument("--models", action="store_true")
     given = options.parse_args()
+    if given.models:
+        for name in BATCHES:
+            both_ways(name, given.device, given.rounds)
+        return
     fed = federation()
     if given.methods:
         for name in METHODS:
