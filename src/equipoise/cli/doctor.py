@@ -34,7 +34,13 @@ def doctor(
     """
     checks: dict[str, Callable[[], str]] = {"python": platform.python_version, "platform": platform.platform}
     checks |= {name: partial(importlib.metadata.version, name) for name in ("equipoise", *_PACKAGES)}
-    checks |= {"device": _device, "threads": _threads, "memory": _memory, "disk": lambda: _disk(folder)}
+    checks |= {
+        "device": _device,
+        "kernels": _kernels,
+        "threads": _threads,
+        "memory": _memory,
+        "disk": lambda: _disk(folder),
+    }
     checks |= {"write": lambda: _write(folder), "data": _data, "parts": _parts}
     rows = [(name, *_outcome(check)) for name, check in checks.items()]
     if as_json:
@@ -60,6 +66,19 @@ def _device() -> str:
         return "cpu"
     torch.ones(2, 2, device="cuda").sum().item()  # a driver that does not fit shows only when it is used
     return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+
+
+def _kernels() -> str:
+    import torch
+
+    from equipoise.engine import convolutions
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    why = convolutions.why_not(device)
+    if why is None:
+        one = torch.ones(1, 1, 1, 1, 1, device=device)
+        convolutions.forward(one, one, (0, 0)).item()  # a compiler that is missing shows only when it is used
+    return "convolutions have kernels of their own" if why is None else f"none for convolutions: {why}"
 
 
 def _threads() -> str:
