@@ -74,7 +74,10 @@ class At(Protocol):
     def round(self) -> int: ...
 
     def grad(self, rows: Tensor, loss: CustomLoss | None = None, batch: int = 0) -> Tensor:
-        """Gradient of the rule's objective (or of a custom loss) at `rows`, on one of this step's batches."""
+        """Gradient of the rule's objective (or of a custom loss) at `rows`, on one of this step's batches.
+
+        `rows` may be C models for each client, [K, C, d]; a custom loss is then asked about all K * C of them.
+        """
 
     def loss(self, rows: Tensor, batch: int = 0) -> Tensor:
         """[K]: the rule's objective at `rows`, on one of this step's batches."""
@@ -89,7 +92,10 @@ class At(Protocol):
         """`rows - lr * grad`, in one pass."""
 
     def risk(self, rows: Tensor, split: str = "train") -> Tensor:
-        """[K]: the mean loss of `rows` over the whole of a split ("train", "validation"); 0 where it is empty."""
+        """[K]: the mean loss of `rows` over the whole of a split ("train", "validation"); 0 where it is empty.
+
+        [K, C] of C models for each client, [K, C, d].
+        """
 
     def size(self, split: str = "train") -> Tensor:
         """[K]: how many samples each client has in a split."""

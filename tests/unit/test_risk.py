@@ -4,11 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
+from equipoise.core import At, ClientRule, Method, State
 from equipoise.engine import graphs
 from equipoise.engine.risk import Risks, risk
+from equipoise.engine.settings import Run
 from equipoise.engine.view import World
-from tests.small import federation, simulation
+from tests.small import federation, relative, simulation
 
 
 class Again:
@@ -49,3 +52,24 @@ def test_models_of_their_own_are_not_taken_for_one_that_is_shared(monkeypatch: p
     plain, fixed = worlds(monkeypatch, (20, 25, 30, 21))
     ids, rows = torch.tensor([0, 1]), torch.stack([plain.net.initial(), 2 * plain.net.initial()])
     assert torch.equal(risk(fixed, ids, rows, "train"), risk(plain, ids, rows, "train"))
+
+
+class Several(ClientRule):
+    """Asks about three models of every client at once, and about each by itself."""
+
+    def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
+        models = torch.stack([w, 2 * w, 0.5 * w], 1)
+        one_by_one = [at.grad(m) for m in models.unbind(1)]
+        assert relative(at.grad(models), torch.stack(one_by_one, 1)) < 1e-12
+        for split in ("train", "validation"):
+            risks = [at.risk(m, split) for m in models.unbind(1)]
+            assert relative(at.risk(models, split), torch.stack(risks, 1)) < 1e-12
+        return at.descend(w, one_by_one[0]), state
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_several_models_of_every_client_are_asked_at_once(executor: str) -> None:
+    run = Run(executor=executor, dtype="float64", replay="off")  # type: ignore[arg-type]
+    fed = federation((20, 25, 7))
+    sim = simulation(Method(client=Several()), fed, model="mlp", hidden=(6,), dropout=(0.0, 0.4), run=run)
+    sim.step()

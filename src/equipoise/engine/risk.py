@@ -36,7 +36,14 @@ def answers(
 
 
 def risk(world: World, ids: Tensor, rows: Tensor, split: str) -> Tensor:
-    """[K]: the mean loss of model `rows[k]` over the whole split of client `ids[k]`; 0 where it is empty."""
+    """[K]: the mean loss of model `rows[k]` over the whole split of client `ids[k]`; 0 where it is empty.
+
+    [K, C] of C models [K, C, d] for each, which are asked at once where clients are.
+    """
+    if rows.dim() == 3:
+        if not world.vectorised:
+            return torch.stack([risk(world, ids, m, split) for m in rows.unbind(1)], 1)
+        return risk(world, ids.repeat_interleave(rows.shape[1]), rows.flatten(0, 1), split).view(rows.shape[:2])
     ready = None
     if world.risks is not None and len(rows) > 1 and rows.stride(0) == 0:
         ready = world.risks.graph(world, ids, rows[0], split)

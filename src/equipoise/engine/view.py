@@ -140,30 +140,40 @@ class View:
     def index(self) -> Tensor:
         return self.batches.index[self._step, 0]
 
-    def _forward(self, params: dict[str, Tensor], batch: int) -> tuple[Forward, Tensor, Tensor]:
-        x, y = self._batch(batch)
-        net = self.world.net
+    def _forward(self, params: dict[str, Tensor], batch: int, times: int = 1) -> tuple[Forward, Tensor, Tensor]:
+        """The answers of models on a batch, its labels and mask; `times` models of each client, one after the other."""
+        net, (x, y) = self.world.net, self._batch(batch)
+        key, mask = self._key(batch), self._mask(batch)
+        if times > 1:
+            x, y, key, mask = (t.unsqueeze(1).expand(-1, times, *t.shape[1:]).flatten(0, 1) for t in (x, y, key, mask))
         outputs, *features = net.call(
             params,
             x,
-            self._key(batch),
+            key,
             vectorised=self.world.vectorised,
             train=True,
             features=self._features,
             precision=self.world.precision,
         )
-        return Forward(outputs, net.loss(outputs, y), tuple(features)), y, self._mask(batch)
+        return Forward(outputs, net.loss(outputs, y), tuple(features)), y, mask
 
-    def _objective(self, params: dict[str, Tensor], loss: CustomLoss | None, batch: int) -> Tensor:
-        seen, y, mask = self._forward(params, batch)
+    def _objective(self, params: dict[str, Tensor], loss: CustomLoss | None, batch: int, times: int = 1) -> Tensor:
+        seen, y, mask = self._forward(params, batch, times)
         return self.objective(seen.losses, y, mask) if loss is None else loss(seen)
 
     def grad(self, rows: Tensor, loss: CustomLoss | None = None, batch: int = 0) -> Tensor:
+        if rows.dim() == 2:
+            return self._grad(rows, loss, batch)
+        if not self.world.vectorised:
+            return torch.stack([self._grad(m, loss, batch) for m in rows.unbind(1)], 1)
+        return self._grad(rows.flatten(0, 1), loss, batch, times=rows.shape[1]).view(rows.shape)
+
+    def _grad(self, rows: Tensor, loss: CustomLoss | None, batch: int, times: int = 1) -> Tensor:
         # Gradients are taken for each named tensor and copied once into place: cheaper than through a view of `rows`.
         tensors = self.world.net.layout.tensors(rows)
         params = {n: t.detach().requires_grad_() for n, t in tensors.items()}
         with torch.enable_grad():
-            total = self._objective(params, loss, batch).sum()
+            total = self._objective(params, loss, batch, times).sum()
         grads = torch.autograd.grad(total, list(params.values()), materialize_grads=True)
         out = torch.empty_like(rows)
         for place, g in zip(self.world.net.layout.tensors(out).values(), grads, strict=True):

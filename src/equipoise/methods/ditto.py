@@ -139,16 +139,15 @@ class Ditto(ClientRule):
             return _pulled(v, at.grad(v), self.lam, at)
         lams = self._lams(at)
         if self.choose == "validation":
-            return torch.stack([_pulled(m, at.grad(m), lam, at) for m, lam in zip(v.unbind(1), lams, strict=True)], 1)
-        grad = at.grad(v)
-        trials = torch.stack([_pulled(v, grad, lam, at) for lam in lams], 1)
-        return _best(trials, _risks(trials, at))
+            return _pulled(v, at.grad(v), lams, at)
+        trials = _pulled(v[:, None], at.grad(v)[:, None], lams, at)
+        return _best(trials, at.risk(trials, "validation"))
 
     def _lams(self, at: At) -> Tensor:
-        """[C, K, 1]: each candidate for each client; all the same for those that cannot choose."""
-        strengths = at.received.new_tensor(self.strengths())[:, None, None]
+        """[K, C, 1]: each candidate for each client; all the same for those that cannot choose."""
+        strengths = at.received.new_tensor(self.strengths())[:, None]
         fixed = torch.full_like(strengths, 0.1 if self.strong else self.lam)
-        return torch.where((at.size("validation") >= _ENOUGH)[:, None], strengths, fixed)
+        return torch.where((at.size("validation") >= _ENOUGH)[:, None, None], strengths, fixed)
 
     def judged(self, own: State, at: At) -> State:
         """The state with the validation losses of a client's candidates, by which it chooses."""
@@ -156,7 +155,7 @@ class Ditto(ClientRule):
             return own
         good = finite_rows(own["v"], 2)[..., None]
         v = torch.where(good, own["v"], at.received[:, None])
-        return {**own, "v": v, "risk": torch.nan_to_num(_risks(v, at), nan=torch.finfo(v.dtype).max)}
+        return {**own, "v": v, "risk": torch.nan_to_num(at.risk(v, "validation"), nan=torch.finfo(v.dtype).max)}
 
 
 @dataclass(frozen=True)
@@ -202,12 +201,8 @@ def optimal_lam(sigma: float, n: int, tau: float, clients: int = 1, malicious: i
 def _pulled(v: Tensor, grad: Tensor, lam: float | Tensor, at: At) -> Tensor:
     """v - lr (grad + lam (v - w)) as a step from lr lam of the way to w: half as many passes over the rows."""
     way = torch.as_tensor(at.lr * lam, dtype=v.dtype, device=v.device)
-    return at.descend(torch.lerp(v, at.received, way), grad)
-
-
-def _risks(models: Tensor, at: At) -> Tensor:
-    """[K, C]: the validation losses of C models [K, C, d] for each client."""
-    return torch.stack([at.risk(m, "validation") for m in models.unbind(1)], 1)
+    w = at.received if v.dim() == 2 else at.received[:, None]
+    return at.descend(torch.lerp(v, w, way), grad)
 
 
 def _best(models: Tensor, risks: Tensor) -> Tensor:

@@ -46,14 +46,17 @@ class Mapper(ClientRule):
         return received, {"trials": trials, "grads": torch.zeros_like(trials)}
 
     def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
-        pairs = list(zip(self.lams, state["trials"].unbind(1), strict=True))
-        grads = [at.grad(lam * h + (1 - lam) * w) for lam, h in pairs]
-        trials = [at.descend(h, lam * grad) for (lam, h), grad in zip(pairs, grads, strict=True)]
-        return w, {**state, "trials": torch.stack(trials, 1), "grads": torch.stack(grads, 1)}
+        grads = at.grad(self._mixed(state["trials"], w))
+        trials = at.descend(state["trials"], w.new_tensor(self.lams)[:, None] * grads)
+        return w, {**state, "trials": trials, "grads": grads}
+
+    def _mixed(self, trials: Tensor, w: Tensor) -> Tensor:
+        """[K, C, d]: lam h + (1 - lam) w for each trial."""
+        lams = w.new_tensor(self.lams)[:, None]
+        return lams * trials + (1 - lams) * w[:, None]
 
     def end(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
-        pairs = zip(self.lams, state["trials"].unbind(1), strict=True)
-        risks = torch.stack([at.risk(lam * h + (1 - lam) * w) for lam, h in pairs], 1)
+        risks = at.risk(self._mixed(state["trials"], w))
         best = torch.nan_to_num(risks, nan=torch.inf).argmin(1)  # the first of equals
         rows = torch.arange(len(w), device=w.device)
         lam = torch.where(at.size() > 0, w.new_tensor(self.lams)[best], state["lam"])
