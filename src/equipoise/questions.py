@@ -29,6 +29,14 @@ def moved(here: Tensor, device: torch.device) -> Tensor:
     return there
 
 
+def part(t: Tensor, where: slice) -> Tensor:
+    """t[where], with the note, if there is one."""
+    some = t[where]
+    if hasattr(t, "came_from"):
+        some.came_from = t.came_from[where]  # type: ignore[attr-defined]
+    return some
+
+
 def near(t: Tensor) -> Tensor:
     """In host memory; a GPU is asked only for what did not come from here."""
     found: Tensor = getattr(t, "came_from", None) if _far(t) else t  # type: ignore[assignment]

@@ -18,7 +18,7 @@ from equipoise.methods.fedfv import FedFV
 from equipoise.methods.fedlf import FedLF
 from equipoise.methods.fedmgda import FedMGDA
 from equipoise.methods.rffl import RFFL
-from equipoise.questions import answer, moved, near
+from equipoise.questions import answer, moved, near, part
 from tests.small import cohort
 
 GPU = torch.device("cuda")
@@ -125,7 +125,18 @@ def test_what_was_moved_is_near_without_a_question_and_what_was_made_of_it_is_as
         assert near(there) is here and near(here) is here
         assert not gpu.questions
         assert near(there[1:]).tolist() == [1, 2] and gpu.questions == ["cpu"]
-    assert moved(here, here.device) is here
+        assert near(part(there, slice(1, 3))).tolist() == [1, 2] and gpu.questions == ["cpu"]
+    assert moved(here, here.device) is here and part(here, slice(1, 3)).tolist() == [1, 2]
+
+
+def test_the_longest_of_clients_that_were_drawn_here_is_known_here() -> None:
+    split = Split.of([torch.arange(n) for n in (3, 7, 5)])
+    far = Split(*(getattr(split, f.name).as_subclass(Far) for f in fields(split)))
+    with PretendedGPU() as gpu:
+        there = moved(torch.tensor([0, 2]), GPU)
+        assert far.longest(there) == 5 and gpu.questions == ["cpu"]  # sizes, once
+        assert far.longest(there) == 5 and far.longest(part(there, slice(0, 1))) == 3 and gpu.questions == ["cpu"]
+    assert split.longest(torch.empty(0, dtype=torch.int64)) == 0
 
 
 def test_an_answer_is_one_question_whatever_is_asked_and_what_is_here_is_not_asked_for() -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
+from equipoise.questions import near
 
 SPLITS = ("train", "validation", "test")
 
@@ -77,11 +79,17 @@ class Split:
         start = int(self.start[client])
         return self.index[start : start + int(self.size[client])]
 
+    @cached_property
+    def _sizes(self) -> Tensor:
+        return self.size.cpu()
+
+    def longest(self, ids: Tensor) -> int:
+        """The most samples that one of these clients has; a GPU is not asked where `ids` came from here."""
+        return int(self._sizes[near(ids)].max()) if len(ids) else 0
+
     def padded(self, ids: Tensor, longest: int | None = None) -> tuple[Tensor, Tensor]:
         """Sample numbers [K, longest] of clients `ids`, and a mask of the real ones; padding repeats a real sample."""
-        size = self.size[ids]
-        if longest is None:
-            longest = int(size.max()) if len(ids) else 0
+        size, longest = self.size[ids], self.longest(ids) if longest is None else longest
         place = torch.arange(max(1, longest), device=ids.device)
         mask = place < size[:, None]
         at = self.start[ids][:, None] + torch.where(mask, place, torch.zeros_like(place))

@@ -23,6 +23,7 @@ from equipoise.engine.precision import steps_in
 from equipoise.engine.risk import risk
 from equipoise.engine.view import View, World
 from equipoise.layout import finite_rows
+from equipoise.questions import part
 from equipoise.streams import Stream
 
 _BLOCK = 1 << 26  # numbers in one block of rows: bounds memory, changes no result beyond rounding
@@ -44,8 +45,8 @@ class Work:
     """Whether anybody will look at the models at the end, and not only at the updates."""
 
     def cut(self, c: slice) -> Work:
-        message = {n: t[c] for n, t in self.message.items()}
-        return replace(self, ids=self.ids[c], received=self.received[c], batches=self.batches.cut(c), message=message)
+        ids, message = part(self.ids, c), {n: t[c] for n, t in self.message.items()}
+        return replace(self, ids=ids, received=self.received[c], batches=self.batches.cut(c), message=message)
 
 
 @dataclass(frozen=True)

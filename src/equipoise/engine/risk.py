@@ -43,7 +43,8 @@ def risk(world: World, ids: Tensor, rows: Tensor, split: str) -> Tensor:
     if rows.dim() == 3:
         if not world.vectorised:
             return torch.stack([risk(world, ids, m, split) for m in rows.unbind(1)], 1)
-        return risk(world, ids.repeat_interleave(rows.shape[1]), rows.flatten(0, 1), split).view(rows.shape[:2])
+        longest, each = world.federation.splits[split].longest(ids), ids.repeat_interleave(rows.shape[1])
+        return _risk(world, each, rows.flatten(0, 1), split, longest).view(rows.shape[:2])
     ready = None
     if world.risks is not None and len(rows) > 1 and rows.stride(0) == 0:
         ready = world.risks.graph(world, ids, rows[0], split)
