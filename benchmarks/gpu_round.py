@@ -216,7 +216,7 @@ def both_ways(name: str, device: str, rounds: int) -> None:
     each = [(timed(ours.step, device), timed(theirs.step, device)) for _ in range(rounds)]
     new, old = (1000 * statistics.median(column) / -(-N // batch) for column in zip(*each, strict=True))
     print(f"{name} B={batch}: distance after a round {away:.0e}; first round {first:.1f} s", flush=True)
-    print(f"  step {new:.3f} ms, grouped {old:.3f} = {old / new:.2f} x", flush=True)
+    print(f"  step {new:.3f} ms, grouped {old:.3f} = {old / new:.2f} x", *ours.remarks, flush=True)
 
 
 def main() -> None:

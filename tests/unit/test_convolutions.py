@@ -200,6 +200,23 @@ def _of(function: Callable[[Any, Tensor], Tensor], bias: bool = True) -> nn.Modu
     return Of(function, **parts, head=nn.Linear(16, 5))
 
 
+def _merged(of: Any, x: Tensor) -> Tensor:
+    u = of.a(x)
+    return of.head(of.c(u.flatten(0, 1).tanh().view(u.shape) + u.sin()).flatten(1))  # type: ignore[no-any-return]
+
+
+def _merged_behind(of: Any, x: Tensor) -> Tensor:
+    u = of.a(x)
+    return of.head(of.c(u + (u.reshape(-1, 5) / 3).view(u.shape)).flatten(1))  # type: ignore[no-any-return]
+
+
+def _filters_written(of: Any, x: Tensor) -> Tensor:
+    t = of.a.weight * 1.5
+    y = F.conv2d(x, t.detach(), padding=1)
+    t.mul_(3)
+    return of.head(of.c((y + of.a.bias[:, None, None]).relu()).flatten(1)) + t.sum() * of.head.bias  # type: ignore[no-any-return]
+
+
 def _turned(of: Any, x: Tensor) -> Tensor:
     return of.head((of.p.permute(2, 1, 0) * of.a(x)).flatten(1))  # type: ignore[no-any-return]
 
@@ -209,6 +226,10 @@ AWKWARD: dict[str, Callable[[], nn.Module]] = {
     "in place, no bias": lambda: _of(lambda of, x: of.head(of.c(F.relu(of.a(x), inplace=True)).flatten(1)), bias=False),
     "a part in place": lambda: _of(_part_written, bias=False),
     "residual": lambda: _of(_residual),
+    "merged with the batch": lambda: _of(_merged),
+    "merged, and itself": lambda: _of(_merged_behind),
+    "filters written": lambda: _of(_filters_written),
+    "some planes": lambda: _of(lambda of, x: of.head(of.c(of.a(x)[:, [2, 0, 1]]).flatten(1))),
     "twice": lambda: _of(lambda of, x: of.head(of.c((of.a(x) * 2).relu()).flatten(1))),
     "turned factor": lambda: Of(
         _turned, a=_conv(2, 3, padding=1, bias=False), p=nn.Parameter(torch.randn(5, 5, 3)), head=nn.Linear(75, 5)

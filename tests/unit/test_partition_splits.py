@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.data.federation import SPLITS, Dataset, Federation
+from equipoise.data.federation import SPLITS, Dataset, Federation, Split
 from equipoise.data.partition import IID, PARTITIONS, Dirichlet, partition, split_clients
 from equipoise.errors import EquipoiseError
 from equipoise.streams import Stream
@@ -182,3 +182,11 @@ def test_misspelt_names_come_back_with_the_nearest_one() -> None:
 def test_parameters_out_of_range_are_refused(kind: str, params: dict[str, object]) -> None:
     with pytest.raises(EquipoiseError, match=next(iter(params))):
         partition(dataset(), kind, clients=4, **params)
+
+
+def test_a_soft_label_counts_for_its_largest_share_and_a_regression_has_no_classes() -> None:
+    y = torch.tensor([[0.7, 0.3, 0.0], [0.1, 0.4, 0.5], [0.2, 0.6, 0.2], [0.6, 0.4, 0.0]])
+    splits = {name: Split.of([torch.tensor([0, 1]), torch.tensor([2, 3])]) for name in ("train", "validation", "test")}
+    soft = Federation(Dataset("soft", torch.zeros(4, 2), y, 3), splits)
+    assert soft.class_counts().tolist() == [[1, 0, 1], [1, 1, 0]]
+    assert Federation(Dataset("real", torch.zeros(4, 2), y[:, 0], 0), splits).class_counts().shape == (2, 0)

@@ -127,11 +127,14 @@ class Federation:
         return self.splits["train"].size
 
     def class_counts(self, split: str = "train") -> Tensor:
-        """[N, C]: how many samples of each class each client holds."""
+        """[N, C]: how many samples of each class each client holds; of a soft label, the class of the largest share."""
         s = self.splits[split]
+        if self.data.classes == 0:
+            return torch.zeros((self.n_clients, 0), dtype=torch.int64)
         client = torch.repeat_interleave(torch.arange(self.n_clients), s.size)
         place = torch.arange(len(client)) - torch.repeat_interleave(s.size.cumsum(0) - s.size, s.size)
         labels = self.data.y[s.index[s.start[client] + place]]
+        labels = labels.argmax(-1) if labels.is_floating_point() else labels
         flat = torch.bincount(client * self.data.classes + labels, minlength=self.n_clients * self.data.classes)
         return flat.view(self.n_clients, self.data.classes)
 

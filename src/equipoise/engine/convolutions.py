@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from equipoise.engine.rewrite import NODE, Graph, Node, aten, is_alias, origins, schema_of, shape_of, sweep, written
+from equipoise.engine.rewrite import NODE, Graph, Node, aten, changed, is_alias, origins, schema_of, shape_of, sweep
 from equipoise.engine.tape import Form
 
 _FIRST = (8, 0)  # the first generation of devices (Ampere) with tensor cores for these products
@@ -98,14 +98,15 @@ def apart(module: Any, device: torch.device) -> Any:
         return module
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
+    changing = changed(graph)  # what is replaced is not written to, and what replaces it writes nothing
     for node in _fitting(graph):
         if node.target is aten.convolution.default:
-            _replace_forward(graph, node)
+            _replace_forward(graph, node, changing)
         else:
-            _replace_backward(graph, node)
+            _replace_backward(graph, node, changing)
     sweep(graph)
-    _take_in(graph)
-    _drop_copies(graph)
+    _take_in(graph, changing)
+    _drop_copies(graph, changing)
     sweep(graph)
     try:
         _make(graph, device)
@@ -138,7 +139,7 @@ def _given(node: Node) -> tuple[Node, Node, Any, list[Any]]:
 
 def _fitting(graph: Graph) -> list[Node]:
     """Convolutions that can be replaced: whose results nobody writes into, or looks at where they lie."""
-    kinds, changing = (aten.convolution.default, aten.convolution_backward.default), written(graph)
+    kinds, changing = (aten.convolution.default, aten.convolution_backward.default), changed(graph)
     if any(n.target is aten.as_strided.default for n in graph.nodes):
         return []
     found = [n for n in graph.nodes if n.target in kinds and _fits(n)]
@@ -158,20 +159,20 @@ def _fits(node: Node) -> bool:
     return bool(batch * room * max(planes, filters) // groups < _MOST)
 
 
-def _replace_forward(graph: Graph, node: Node) -> None:
+def _replace_forward(graph: Graph, node: Node, changing: set[Node]) -> None:
     x, w, _, (_, pad, *_, groups) = _given(node)
     batch, filters, *sizes = shape_of(node) or ()
     with graph.inserting_before(node):
-        given = _clients_first(graph, x, groups), _filters_apart(graph, w, groups)
+        given = _clients_first(graph, x, groups, changing), _filters_apart(graph, w, groups, changing)
         new = _call(graph, forward, (*given, tuple(pad)), (groups, batch, filters // groups, *sizes))
     _give(graph, node, new, turned=True)
 
 
-def _replace_backward(graph: Graph, node: Node) -> None:
+def _replace_backward(graph: Graph, node: Node, changing: set[Node]) -> None:
     x, w, _, (_, pad, *_, groups) = _given(node)
     with graph.inserting_before(node):
-        g, inputs = (_clients_first(graph, n, groups) for n in (node.args[0], x))
-        filters = _filters_apart(graph, w, groups)
+        g, inputs = (_clients_first(graph, n, groups, changing) for n in (node.args[0], x))
+        filters = _filters_apart(graph, w, groups, changing)
         for part in list(node.users):
             if part.args[1] == 0:
                 new = _call(graph, of_inputs, (g, filters, tuple(pad)), shape_of(inputs) or ())
@@ -181,25 +182,25 @@ def _replace_backward(graph: Graph, node: Node) -> None:
             graph.erase_node(part)
 
 
-def _clients_first(graph: Graph, node: Node, groups: int) -> Node:
+def _clients_first(graph: Graph, node: Node, groups: int, changing: set[Node]) -> Node:
     """[B, C planes, ...] -> [C, B, planes, ...]: what it was copied from, if that is still what it was."""
     batch, planes, *rest = shape_of(node) or ()
     wanted, turn = (groups, batch, planes // groups, *rest), [1, 0, *range(2, len(rest) + 3)]
     before = _copied_from(node)
     if before.target is aten.permute.default and list(before.args[1]) == turn:
         of: Node = before.args[0]
-        if shape_of(of) == wanted and not origins(of) & written(graph):
+        if shape_of(of) == wanted and not origins(of) & changing:
             return of
     side = (batch, groups, planes // groups, *rest)
     return _call(graph, aten.permute.default, (_call(graph, aten.reshape.default, (node, side), side), turn), wanted)
 
 
-def _filters_apart(graph: Graph, node: Node, groups: int) -> Node:
+def _filters_apart(graph: Graph, node: Node, groups: int, changing: set[Node]) -> Node:
     """[C filters, ...] -> [C, filters, ...]: what it was copied from, if that is still what it was."""
     filters, *rest = shape_of(node) or ()
     wanted = (groups, filters // groups, *rest)
     before = _copied_from(node)
-    if shape_of(before) == wanted and not origins(before) & written(graph):
+    if shape_of(before) == wanted and not origins(before) & changing:
         return before
     return _call(graph, aten.reshape.default, (node, wanted), wanted)
 
@@ -237,11 +238,13 @@ def _call(graph: Graph, target: Any, args: tuple[Any, ...], shape: Sequence[int]
     return node
 
 
-def _take_in(graph: Graph) -> None:
-    """forward(...) + bias, and then the ReLU of it, as one."""
+def _take_in(graph: Graph, changing: set[Node]) -> None:
+    """forward(...) + bias, and then the ReLU of it, as one. It comes later: what it reads must stay what it is."""
     for node in [n for n in graph.nodes if n.target is forward]:
         added = _only_user(node, aten.add.Tensor)
-        if added is None or added.kwargs or not _is_bias(graph, bias := _other(added, node), shape_of(node) or ()):
+        if added is None or added.kwargs or not _is_bias(bias := _other(added, node), shape_of(node) or ()):
+            continue
+        if any(origins(n) & changing for n in (*node.args[:2], bias)):
             continue
         turned_off = _only_user(added, aten.relu.default)
         last = turned_off or added
@@ -261,20 +264,18 @@ def _other(added: Node, node: Node) -> Any:
     return next((n for n in added.args if n is not node), None)
 
 
-def _is_bias(graph: Graph, node: Any, shape: Sequence[int]) -> bool:
-    """Whether it is a number for every client and filter, and stays what it is."""
+def _is_bias(node: Any, shape: Sequence[int]) -> bool:
+    """Whether it is a number for every client and filter."""
     row = (shape[0], 1, shape[2], *[1] * (len(shape) - 3))
-    if not isinstance(node, NODE) or shape_of(node) != row or node.meta["form"].dtype is not torch.float32:
-        return False
-    return not origins(node) & written(graph)
+    return isinstance(node, NODE) and shape_of(node) == row and node.meta["form"].dtype is torch.float32
 
 
-def _drop_copies(graph: Graph) -> None:
+def _drop_copies(graph: Graph, changing: set[Node]) -> None:
     """What is in one piece already need not be copied to be so."""
-    whole, changing = set[Node](), written(graph)
+    whole = set[Node]()
     for node in list(graph.nodes):
         copied = node.target is aten.clone.default and node.kwargs.get("memory_format") is torch.contiguous_format
-        if copied and node.args[0] in whole and not {node, node.args[0]} & changing:
+        if copied and node.args[0] in whole and not (origins(node) | origins(node.args[0])) & changing:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
         elif copied or _lies_whole(node, whole):

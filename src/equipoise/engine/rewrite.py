@@ -60,6 +60,8 @@ def is_alias(node: Any) -> bool:
     """Whether what comes out may be the same numbers in memory as what went in."""
     if isinstance(node, NODE) and node.target is operator.getitem:  # one of several views
         return is_alias(node.args[0])
+    if isinstance(node, NODE) and node.target is aten._unsafe_view.default:  # a view of what nobody else was to see
+        return True
     schema = schema_of(node)
     return schema is not None and any(r.alias_info is not None for r in schema.returns)
 
@@ -90,9 +92,14 @@ def writes(graph: Graph) -> list[tuple[Node, set[Node]]]:
     return found
 
 
+def changed(graph: Graph) -> set[Node]:
+    """The tensors whose numbers some operation may change."""
+    return {of for _, into in writes(graph) for of in into}
+
+
 def written(graph: Graph) -> set[Node]:
     """What operations write to, and all that may lie in the same place."""
-    changing = {of for _, into in writes(graph) for of in into}
+    changing = changed(graph)
     return {n for n in graph.nodes if origins(n) & changing}
 
 
@@ -257,6 +264,8 @@ def _call_by_name(graph: Graph) -> None:
     for node in graph.nodes:
         schema = schema_of(node)
         if schema is None or not schema.name.startswith("aten::") or schema.overload_name.endswith("out"):
+            continue
+        if any(isinstance(a, list | tuple) and None in a for a in node.args):  # only a schema takes nothing in a list
             continue
         name, first = schema.name.removeprefix("aten::"), schema.arguments[:1]
         of_first = bool(node.args) and isinstance(node.args[0], NODE) and first[0].name == "self"
