@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise.engine import kernels
+from equipoise.engine.graphs import captured
 
 # name: clients, batch, planes, filters, size, kernel, padding
 LAYERS = {
@@ -38,20 +39,7 @@ LAYERS = {
     "100 clients, 1": (100, 50, 1, 32, 28, 5, 0),
     "100 clients, 2": (100, 50, 32, 64, 12, 5, 0),
 }
-SEEN = 64  # samples of a client that are compared with float64
-
-
-def captured(work: Callable[[], Tensor]) -> torch.cuda.CUDAGraph:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph
+PRODUCTS = ("forward", "by inputs", "by filters")
 
 
 def microseconds(graph: torch.cuda.CUDAGraph, times: int = 10) -> float:
@@ -68,43 +56,61 @@ def away(found: Tensor, exact: Tensor) -> float:
     return float((found - exact).norm() / exact.norm())
 
 
-def layer(name: str, repeats: int) -> None:
-    clients, batch, planes, filters, size, kernel, p = LAYERS[name]
-    x = torch.randn(clients, batch, planes, size, size, device="cuda")
-    w = torch.randn(clients, filters, planes, kernel, kernel, device="cuda")
-    beside, flat = x.transpose(0, 1).flatten(1, 2), w.flatten(0, 1)
-    g = torch.randn(batch, clients, filters, *[size + 2 * p - kernel + 1] * 2, device="cuda")
-    g, g_beside = g.transpose(0, 1).contiguous(), g.flatten(1, 2)
+class Layer:
+    """One layer's inputs, filters and gradient of random numbers, with clients apart and side by side."""
 
-    def back(which: int) -> Tensor:
-        mask = [which == 0, which == 1, False]
-        how = ([1, 1], [p, p], [1, 1], False, [0, 0], clients, mask)
-        return torch.ops.aten.convolution_backward(g_beside, beside, flat, None, *how)[which]
+    def __init__(self, name: str, device: str = "cuda") -> None:
+        self.clients, batch, planes, filters, size, kernel, p = LAYERS[name]
+        self.x = torch.randn(self.clients, batch, planes, size, size, device=device)
+        self.w = torch.randn(self.clients, filters, planes, kernel, kernel, device=device)
+        sizes = [size + 2 * p - kernel + 1] * 2
+        self.g, self.pad = torch.randn(self.clients, batch, filters, *sizes, device=device), (p, p)
+        self.beside = [t.transpose(0, 1).flatten(1, 2) for t in (self.g, self.x)]
 
-    products: dict[str, tuple[Callable[[], Tensor], Callable[[str], Tensor]]] = {
-        "forward": (
-            lambda: F.conv2d(beside, flat, padding=p, groups=clients),
-            lambda how: kernels.forward(x, w, (p, p), how),
-        ),
-        "by inputs": (lambda: back(0), lambda how: kernels.of_inputs(g, w, (p, p), how)),
-        "by filters": (lambda: back(1), lambda how: kernels.of_filters(g, x, w.shape, (p, p), how)),
-    }
-    few = x[:2, :SEEN].double().requires_grad_(), w[:2].double().requires_grad_()
-    y = torch.stack([F.conv2d(a, b, padding=p) for a, b in zip(*few, strict=True)])
-    exact = dict(zip(products, (y.detach(), *torch.autograd.grad(y, few, g[:2, :SEEN].double())), strict=True))
-    for what, (grouped, ours) in products.items():
-        if what == "by inputs" and planes in (1, 3):  # nobody asks for the gradient by an image
+    def grouped(self, what: str) -> Tensor:
+        """As torch maps it over clients, laid side by side."""
+        (g, x), w = self.beside, self.w.flatten(0, 1)
+        if what == "forward":
+            return F.conv2d(x, w, padding=self.pad, groups=self.clients)
+        which = ("by inputs", "by filters").index(what)
+        how = ([1, 1], list(self.pad), [1, 1], False, [0, 0], self.clients, [which == 0, which == 1, False])
+        found: Tensor = torch.ops.aten.convolution_backward(g, x, w, None, *how)[which]
+        return found
+
+    def ours(self, what: str, precision: str) -> Tensor:
+        if what == "forward":
+            return kernels.forward(self.x, self.w, self.pad, precision)
+        if what == "by inputs":
+            return kernels.of_inputs(self.g, self.w, self.pad, precision)
+        return kernels.of_filters(self.g, self.x, self.w.shape, self.pad, precision)
+
+    def apart(self, what: str, found: Tensor) -> Tensor:
+        """What `grouped` found, client by client."""
+        if what == "by filters":
+            return found.view(self.w.shape)
+        batch, planes, *sizes = found.shape
+        return found.view(batch, self.clients, planes // self.clients, *sizes).transpose(0, 1)
+
+    def exact(self) -> dict[str, Tensor]:
+        """All three for the first client, in float64."""
+        x, w = (t[:1].double().requires_grad_() for t in (self.x, self.w))
+        y = F.conv2d(x[0], w[0], padding=self.pad)[None]
+        return dict(zip(PRODUCTS, (y.detach(), *torch.autograd.grad(y, (x, w), self.g[:1].double())), strict=True))
+
+
+def measure(name: str, repeats: int) -> None:
+    layer = Layer(name)
+    exact = layer.exact()
+    for what in PRODUCTS:
+        if what == "by inputs" and layer.x.shape[2] in (1, 3):  # nobody asks for the gradient by an image
             continue
-        errors = ""
-        if what != "by filters" or batch <= SEEN:
-            shape = (w if what == "by filters" else torch.empty(0)).shape or (batch, clients, *exact[what].shape[2:])
-            theirs = grouped().view(shape) if what == "by filters" else grouped().view(shape).transpose(0, 1)
-            both = [t[:2] if what == "by filters" else t[:2, :SEEN] for t in (theirs, ours("tf32x3"))]
-            errors = "error {:.0e} grouped, {:.0e} ours".format(*(away(t, exact[what]) for t in both))
-        graphs = [captured(grouped), captured(lambda f=ours: f("tf32x3")), captured(lambda f=ours: f("tf32"))]  # type: ignore[misc]
-        turns = [[microseconds(graph) for graph in graphs] for _ in range(repeats)]
+        both = layer.apart(what, layer.grouped(what)), layer.ours(what, "tf32x3")
+        errors = [away(t[:1], exact[what]) for t in both]
+        print(f"{name}, {what}: error {errors[0]:.0e} grouped, {errors[1]:.0e} ours")
+        ways = [partial(layer.grouped, what), *(partial(layer.ours, what, how) for how in ("tf32x3", "tf32"))]
+        made = [captured(way) for way in ways]
+        turns = [[microseconds(graph) for graph in made] for _ in range(repeats)]
         old, new, rough = (statistics.median(column) for column in zip(*turns, strict=True))
-        print(f"{name}, {what}: {errors}")
         print(f"  grouped {old:.0f} us, ours {new:.0f} = {old / new:.1f} x as fast; tf32 {rough:.0f}", flush=True)
 
 
@@ -115,7 +121,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     for name in LAYERS:
-        layer(name, given.repeats)
+        measure(name, given.repeats)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,7 @@ def able(monkeypatch: pytest.MonkeyPatch) -> None:
     for function in (forward, of_inputs, of_filters):
         monkeypatch.setattr(convolutions, function.__name__, function)
     monkeypatch.setattr(convolutions, "_OURS", (forward, of_inputs, of_filters))
-    monkeypatch.setattr(convolutions, "_missing", lambda device: None)
-    monkeypatch.setattr(convolutions, "_failed", {})
+    monkeypatch.setattr(convolutions, "why_not", lambda device: None)
 
 
 def image(kind: str, shape: tuple[int, ...], **params: object) -> tuple[nn.Module, tuple[int, ...]]:
@@ -108,7 +107,7 @@ def gradients(name: str, clients: int = 3, batch: int = 3) -> tuple[Callable[...
 def played(step: Callable[..., list[Tensor]], inputs: list[Tensor]) -> tuple[Any, list[tuple[Any, Any]]]:
     module: Any = taken_down(step, inputs)
     simplify(module.graph, torch.device("cpu"))
-    module = convolutions.apart(module, torch.device("cpu"))
+    module, _ = convolutions.apart(module, torch.device("cpu"))
     nodes = [(n.target, n.args) for n in module.graph.nodes]
     hasten(module.graph)
     module.recompile()
@@ -140,7 +139,7 @@ def test_bias_and_relu_are_taken_in_and_copies_left_out(able: None, name: str, a
 @pytest.mark.parametrize("what", ["float64", "one client", "stride", "no kernels"])
 def test_what_does_not_fit_stays(able: None, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if what == "no kernels":
-        monkeypatch.setattr(convolutions, "_missing", lambda device: "none here")
+        monkeypatch.setattr(convolutions, "why_not", lambda device: "none here")
     if what == "stride":
         monkeypatch.setitem(
             MODELS, "relu", lambda: (nn.Sequential(nn.Conv2d(1, 2, 3, 2), nn.Flatten(), nn.Linear(18, 5)), (1, 8, 8))
@@ -294,11 +293,14 @@ def test_a_kernel_that_cannot_be_made_leaves_everything_as_it_was(able: None, mo
     module, nodes = played(step, inputs)
     assert {*PLAIN} <= {target for target, _ in nodes}
     torch.testing.assert_close(module(*inputs)[0], step(*inputs)[0])
-    assert convolutions.why_not(torch.device("cpu")) == "MemoryError: no room"
+    run = Run(executor="vmap", replay="on", device="cpu")
+    sim = simulation(fedavg(), federation((20, 33), shape=(2, 5, 5), classes=5), model=AWKWARD["twice"](), run=run)
+    sim.step()
+    assert sim.remarks == ["convolutions of SGD have no kernels of their own: MemoryError: no room"]
 
 
 def test_graphs_without_convolutions_ask_for_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolutions, "_missing", lambda device: pytest.fail("asked"))
+    monkeypatch.setattr(convolutions, "why_not", lambda device: pytest.fail("asked"))
     graph = fx.Graph()
     graph.output(graph.call_function(aten.relu.default, (graph.placeholder("x"),)))
     convolutions.apart(fx.GraphModule({}, graph), torch.device("cuda"))

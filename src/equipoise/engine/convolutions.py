@@ -32,17 +32,9 @@ _GROUPS = (1 << 16) - 1  # and groups: the last axis of a grid
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
-_failed: dict[torch.device, str] = {}
-"""Why kernels could not be made for some step on a device, the last time that happened."""
-
-
-def why_not(device: torch.device) -> str | None:
-    """Why there are no such kernels on this device, or were none for some step; None if there are."""
-    return _missing(device) or _failed.get(device)
-
-
 @cache
-def _missing(device: torch.device) -> str | None:
+def why_not(device: torch.device) -> str | None:
+    """Why there are no such kernels on this device; None if there are."""
     if device.type != "cuda":
         return "they are for GPUs"
     if torch.cuda.get_device_capability(device) < _FIRST:
@@ -92,10 +84,15 @@ def _both(pad: Sequence[int]) -> tuple[int, int]:
     return (0, pad[0]) if len(pad) == 1 else (pad[0], pad[1])
 
 
-def apart(module: Any, device: torch.device) -> Any:
-    """A recorded step with every grouped convolution, and its derivatives, replaced by the three above."""
-    if not _fitting(module.graph) or _missing(device) is not None:
-        return module
+def apart(module: Any, device: torch.device) -> tuple[Any, str | None]:
+    """A recorded step with every grouped convolution, and its derivatives, replaced by the three above.
+
+    With it, why they had to stay on a GPU, if there are some and they did.
+    """
+    if not _fitting(module.graph):
+        return module, None
+    if (why := why_not(device)) is not None:
+        return module, why if device.type == "cuda" else None
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     changing = changed(graph)  # what is replaced is not written to, and what replaces it writes nothing
@@ -111,9 +108,8 @@ def apart(module: Any, device: torch.device) -> Any:
     try:
         _make(graph, device)
     except Exception as error:  # no compiler, no room on this device: whatever Triton raises
-        _failed[device] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        return module
-    return fx.GraphModule(module, graph)
+        return module, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return fx.GraphModule(module, graph), None
 
 
 def _make(graph: Graph, device: torch.device) -> None:

@@ -59,6 +59,8 @@ class Recorded:
     used: tuple[bool, ...]
     """Which inputs they look at."""
     apart: Apart | None
+    grouped: str | None = None
+    """Why convolutions have no kernels of their own, on a GPU where they might."""
 
 
 def record(
@@ -84,13 +86,13 @@ def record(
         raise Unrecordable(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
     _refuse_what_depends(module)
     simplify(module.graph, examples[0].device)
-    module = convolutions.apart(module, examples[0].device)
+    module, grouped = convolutions.apart(module, examples[0].device)
     descend_in_place(module.graph, examples[0].device)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     used = tuple(bool(n.users) for n in placeholders)
     ahead, late = _ahead(module, [n for n, held in zip(placeholders, holds, strict=True) if held])
     apart = _apart(late, examples[0].shape[1])
-    return Recorded(_ready(ahead), _ready(late), used, apart)
+    return Recorded(_ready(ahead), _ready(late), used, apart, grouped)
 
 
 def _refuse_another(module: Any, again: Any) -> None:

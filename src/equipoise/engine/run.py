@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from equipoise.core import Chain, Method, State
 from equipoise.data.federation import Federation
-from equipoise.engine import convolutions
 from equipoise.engine.admission import admit
 from equipoise.engine.adversary import targeted
 from equipoise.engine.clients import steady
@@ -92,20 +91,12 @@ class Simulation:
         """What is not done as fast as it might be, and why; known after the first round."""
         replay, risks = self.simulator.replay, self.simulator.risks
         steps, losses = replay.reasons if replay else {}, risks.reasons if risks else {}
+        grouped = replay.grouped if replay else {}
         return [
             *(f"steps of {rule} are not played back as recorded: {why}" for rule, why in steps.items()),
             *(f"losses on {split} data are not one CUDA graph: {why}" for split, why in losses.items()),
-            *self._grouped(),
+            *(f"convolutions of {rule} have no kernels of their own: {why}" for rule, why in grouped.items()),
         ]
-
-    def _grouped(self) -> list[str]:
-        """Whether, on a GPU, convolutions of many clients have to do without kernels of their own."""
-        device, parts = self.server.w.device, self.simulator.net.module.modules()
-        recorded = self.vectorised and self.simulator.replay is not None and device.type == "cuda"
-        if not recorded or not any(isinstance(m, nn.Conv1d | nn.Conv2d) for m in parts):
-            return []
-        why = convolutions.why_not(device)
-        return [] if why is None else [f"convolutions are grouped instead of in kernels of their own: {why}"]
 
     def step(self) -> RoundRecord:
         with steady():
