@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from equipoise.engine import convolutions, record
+from equipoise.engine import convolutions, custom, record
 from equipoise.engine.rewrite import aten, hasten, simplify
 from equipoise.engine.settings import Run, Train
 from equipoise.engine.tape import taken_down
@@ -280,7 +280,7 @@ def test_whoever_asks_for_strides_gets_those_that_were_recorded(able: None) -> N
 
 
 def test_why_not_says_why() -> None:
-    assert convolutions.why_not(torch.device("cpu")) == "they are for GPUs"
+    assert custom.why_not(torch.device("cpu")) == "they are for GPUs"
 
 
 def test_a_kernel_that_cannot_be_made_leaves_everything_as_it_was(able: None, monkeypatch: pytest.MonkeyPatch) -> None:

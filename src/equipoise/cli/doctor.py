@@ -71,10 +71,10 @@ def _device() -> str:
 def _kernels() -> str:
     import torch
 
-    from equipoise.engine import convolutions
+    from equipoise.engine import convolutions, custom
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    why = convolutions.why_not(device)
+    why = custom.why_not(device)
     if why is None:
         one = torch.ones(1, 1, 1, 1, 1, device=device)
         convolutions.forward(one, one, (0, 0)).item()  # a compiler that is missing shows only when it is used

@@ -16,32 +16,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from equipoise.engine.custom import call, make, strides, why_not
 from equipoise.engine.rewrite import NODE, Graph, Node, aten, changed, is_alias, origins, schema_of, shape_of, sweep
-from equipoise.engine.tape import Form
 
-_FIRST = (8, 0)  # the first generation of devices (Ampere) with tensor cores for these products
 _MOST = 1 << 31  # places that a kernel can tell apart
 _GROUPS = (1 << 16) - 1  # and groups: the last axis of a grid
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
-
-
-@cache
-def why_not(device: torch.device) -> str | None:
-    """Why there are no such kernels on this device; None if there are."""
-    if device.type != "cuda":
-        return "they are for GPUs"
-    if torch.cuda.get_device_capability(device) < _FIRST:
-        return f"they need a device of capability {_FIRST[0]}.{_FIRST[1]} or more"
-    if find_spec("triton") is None:
-        return "they need Triton, which is not installed"
-    return None
 
 
 def forward(x: Tensor, w: Tensor, pad: Sequence[int], bias: Tensor | None = None, relu: bool = False) -> Tensor:
@@ -105,22 +90,8 @@ def apart(module: Any, device: torch.device) -> tuple[Any, str | None]:
     _take_in(graph, changing)
     _drop_copies(graph, changing)
     sweep(graph)
-    try:
-        _make(graph, device)
-    except Exception as error:  # no compiler, no room on this device: whatever Triton raises
-        return module, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return fx.GraphModule(module, graph), None
-
-
-def _make(graph: Graph, device: torch.device) -> None:
-    """Have all kernels compiled, before anything depends on them."""
-
-    def zeros(node: Node) -> Tensor:
-        return torch.zeros(node.meta["form"].shape, device=device)
-
-    for node in graph.nodes:
-        if node.target in _OURS:
-            node.target(*fx.node.map_arg(node.args, zeros))
+    why = make(graph, device, _OURS)
+    return (fx.GraphModule(module, graph), None) if why is None else (module, why)
 
 
 def _given(node: Node) -> tuple[Node, Node, Any, list[Any]]:
@@ -160,7 +131,7 @@ def _replace_forward(graph: Graph, node: Node, changing: set[Node]) -> None:
     batch, filters, *sizes = shape_of(node) or ()
     with graph.inserting_before(node):
         given = _clients_first(graph, x, groups, changing), _filters_apart(graph, w, groups, changing)
-        new = _call(graph, forward, (*given, tuple(pad)), (groups, batch, filters // groups, *sizes))
+        new = call(graph, forward, (*given, tuple(pad)), (groups, batch, filters // groups, *sizes))
     _give(graph, node, new, turned=True)
 
 
@@ -171,9 +142,9 @@ def _replace_backward(graph: Graph, node: Node, changing: set[Node]) -> None:
         filters = _filters_apart(graph, w, groups, changing)
         for part in list(node.users):
             if part.args[1] == 0:
-                new = _call(graph, of_inputs, (g, filters, tuple(pad)), shape_of(inputs) or ())
+                new = call(graph, of_inputs, (g, filters, tuple(pad)), shape_of(inputs) or ())
             else:
-                new = _call(graph, of_filters, (g, inputs, filters, tuple(pad)), shape_of(filters) or ())
+                new = call(graph, of_filters, (g, inputs, filters, tuple(pad)), shape_of(filters) or ())
             _give(graph, part, new, turned=part.args[1] == 0)
             graph.erase_node(part)
 
@@ -188,7 +159,7 @@ def _clients_first(graph: Graph, node: Node, groups: int, changing: set[Node]) -
         if shape_of(of) == wanted and not origins(of) & changing:
             return of
     side = (batch, groups, planes // groups, *rest)
-    return _call(graph, aten.permute.default, (_call(graph, aten.reshape.default, (node, side), side), turn), wanted)
+    return call(graph, aten.permute.default, (call(graph, aten.reshape.default, (node, side), side), turn), wanted)
 
 
 def _filters_apart(graph: Graph, node: Node, groups: int, changing: set[Node]) -> Node:
@@ -198,7 +169,7 @@ def _filters_apart(graph: Graph, node: Node, groups: int, changing: set[Node]) -
     before = _copied_from(node)
     if shape_of(before) == wanted and not origins(before) & changing:
         return before
-    return _call(graph, aten.reshape.default, (node, wanted), wanted)
+    return call(graph, aten.reshape.default, (node, wanted), wanted)
 
 
 def _copied_from(node: Node) -> Node:
@@ -224,14 +195,8 @@ def _give(graph: Graph, node: Node, new: Node, turned: bool) -> None:
         with graph.inserting_before(node):
             whole = shape_of(node) or ()
             turn = [1, 0, *range(2, len(shape))]
-            of = _call(graph, aten.permute.default, (new, turn), side) if turned else new
-            node.replace_all_uses_with(_call(graph, aten.reshape.default, (of, whole), whole))
-
-
-def _call(graph: Graph, target: Any, args: tuple[Any, ...], shape: Sequence[int]) -> Node:
-    node = graph.call_function(target, args)
-    node.meta["form"] = Form(torch.Size(shape), torch.float32, _strides(shape))
-    return node
+            of = call(graph, aten.permute.default, (new, turn), side) if turned else new
+            node.replace_all_uses_with(call(graph, aten.reshape.default, (of, whole), whole))
 
 
 def _take_in(graph: Graph, changing: set[Node]) -> None:
@@ -246,7 +211,7 @@ def _take_in(graph: Graph, changing: set[Node]) -> None:
         last = turned_off or added
         with graph.inserting_before(last):
             args = (*node.args, bias, turned_off is not None)
-            last.replace_all_uses_with(_call(graph, forward, args, shape_of(node) or ()))
+            last.replace_all_uses_with(call(graph, forward, args, shape_of(node) or ()))
         for gone in dict.fromkeys((last, added, node)):
             graph.erase_node(gone)
 
@@ -277,7 +242,7 @@ def _drop_copies(graph: Graph, changing: set[Node]) -> None:
         elif copied or _lies_whole(node, whole):
             whole.add(node)
             form = node.meta["form"]
-            node.meta["form"] = form._replace(stride=_strides(form.shape))
+            node.meta["form"] = form._replace(stride=strides(form.shape))
 
 
 def _lies_whole(node: Node, whole: set[Node]) -> bool:
@@ -294,8 +259,4 @@ def _lies_whole(node: Node, whole: set[Node]) -> bool:
     if schema_of(node) is not None and torch.Tag.pointwise in node.target.tags:
         given = [n for n in node.all_input_nodes if math.prod(shape_of(n) or ()) > 1]
         return bool(given) and all(n in whole for n in given)
-    return all(n == 1 or a == b for n, a, b in zip(form.shape, form.stride, _strides(form.shape), strict=True))
-
-
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return all(n == 1 or a == b for n, a, b in zip(form.shape, form.stride, strides(form.shape), strict=True))
