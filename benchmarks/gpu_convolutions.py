@@ -15,6 +15,7 @@ import statistics
 from functools import partial
 
 import torch
+from in_graphs import away, microseconds
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,20 +41,6 @@ LAYERS = {
     "100 clients, 2": (100, 50, 32, 64, 12, 5, 0),
 }
 PRODUCTS = ("forward", "by inputs", "by filters")
-
-
-def microseconds(graph: torch.cuda.CUDAGraph, times: int = 10) -> float:
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    for _ in range(times):
-        graph.replay()
-    ended.record()
-    torch.cuda.synchronize()
-    return 1000 * began.elapsed_time(ended) / times
-
-
-def away(found: Tensor, exact: Tensor) -> float:
-    return float((found - exact).norm() / exact.norm())
 
 
 class Layer:

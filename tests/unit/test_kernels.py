@@ -18,7 +18,9 @@ CASES = [
     (3, 2, 4, 17, 6, 9, 3, 4, (1, 0)),
     (2, 2, 2, 3, 5, 5, 1, 3, (2, 3)),  # more padding than the filter is large
     (1, 5, 8, 20, 1, 12, 1, 3, (0, 0)),
-    (2, 2, 33, 66, 6, 6, 4, 4, (1, 1)),  # large enough for the other size of blocks
+    (2, 2, 33, 66, 6, 6, 4, 4, (1, 1)),
+    (2, 2, 32, 48, 6, 5, 3, 2, (1, 0)),  # as many planes and filters as fill blocks: planes lie together
+    (3, 1, 16, 64, 7, 7, 5, 5, (2, 2)),
 ]
 
 

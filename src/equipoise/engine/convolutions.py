@@ -117,13 +117,18 @@ def _fits(node: Node) -> bool:
     x, w, bias, (stride, pad, dilation, turned, _, groups) = _given(node)
     forms = [n.meta["form"] for n in (x, w)]
     plain = bias is None and not turned and {*stride, *dilation} == {1} and len(pad) in (1, 2)
-    if not plain or not 1 < groups <= _GROUPS or {f.dtype for f in forms} != {torch.float32}:
+    if not plain or {f.dtype for f in forms} != {torch.float32}:
         return False
     if len(pad) != len(forms[0].shape) - 2:
         return False
     (batch, planes, *sizes), (filters, *_) = (f.shape for f in forms)
     room = math.prod(n + 2 * p for n, p in zip(sizes, pad, strict=True))  # an output is no larger
-    return bool(batch * room * max(planes, filters) // groups < _MOST)
+    return can_tell_apart(groups, batch * room * max(planes, filters) // groups)
+
+
+def can_tell_apart(clients: int, places: int) -> bool:
+    """Whether kernels can tell so many clients, and so many places of each, apart."""
+    return 1 < clients <= _GROUPS and 0 < places < _MOST
 
 
 def _replace_forward(graph: Graph, node: Node, changing: set[Node]) -> None:

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_DEEP = 16  # planes that fill a tensor core
 _ENOUGH = 1056
 """Programs that keep a GPU busy; a sum over places is cut into parts until there are so many."""
 
@@ -30,36 +31,50 @@ def _apply(  # type: ignore[no-untyped-def]
     x, w, bias, y, batch, x_client, x_sample, x_plane, w_client, w_filter, w_plane, w_row, w_column, b_client, b_filter,
     PLANES: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, FILTERS: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, UP: tl.constexpr, LEFT: tl.constexpr,
-    BIAS: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    BIAS: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr, DEEP: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """y[b, o, i, j] = sum over c, r, s of x[b, c, i + r - UP, j + s - LEFT] w[o, c, r, s] (+ bias[o]), by client."""
+    """y[b, o, i, j] = sum over c, r, s of x[b, c, i + r - UP, j + s - LEFT] w[o, c, r, s] (+ bias[o]), by client.
+
+    Places are the last axis of every block, as they are in memory. DEEP: a block has K planes for one place of the
+    filter, so that whether it is beyond the edge is asked once for all of them; else it runs through the filter.
+    """
     client = tl.program_id(2).to(tl.int64)
-    place = tl.program_id(0) * M + tl.arange(0, M)
+    place = tl.program_id(0) * N + tl.arange(0, N)
     sample, i, j = place // (TALL * WIDE), place // WIDE % TALL, place % WIDE
-    o = tl.program_id(1) * N + tl.arange(0, N)
+    o = tl.program_id(1) * M + tl.arange(0, M)
     x += client * x_client
     w += client * w_client
     y += client * batch * (FILTERS * TALL * WIDE)
     start = sample * x_sample + (i - UP) * WIDTH + (j - LEFT)
     total = tl.zeros((M, N), tl.float32)
     for k in range(0, PLANES * ROWS * COLUMNS, K):
-        q = k + tl.arange(0, K)
-        plane, r, s = q // (ROWS * COLUMNS), q // COLUMNS % ROWS, q % COLUMNS
-        there = (sample < batch)[:, None] & (q < PLANES * ROWS * COLUMNS)[None, :]
-        if UP > 0 or LEFT > 0:
-            at_i, at_j = (i - UP)[:, None] + r[None, :], (j - LEFT)[:, None] + s[None, :]
-            there &= (at_i >= 0) & (at_i < HEIGHT) & (at_j >= 0) & (at_j < WIDTH)
-        seen = tl.load(x + start[:, None] + (plane * x_plane + r * WIDTH + s)[None, :], there, 0.0)
-        known = (q < PLANES * ROWS * COLUMNS)[:, None] & (o < FILTERS)[None, :]
-        turn = (plane * w_plane + r * w_row + s * w_column)[:, None]
-        filters = tl.load(w + turn + (o * w_filter)[None, :], known, 0.0)
-        total = tl.dot(seen, filters, total, input_precision=PRECISION)
+        if DEEP:
+            plane, r, s = k % PLANES + tl.arange(0, K), k // PLANES // COLUMNS, k // PLANES % COLUMNS
+            there = sample < batch
+            if UP > 0 or LEFT > 0:
+                at_i, at_j = i - UP + r, j - LEFT + s
+                there &= (at_i >= 0) & (at_i < HEIGHT) & (at_j >= 0) & (at_j < WIDTH)
+            seen = tl.load(x + (plane * x_plane)[:, None] + (start + (r * WIDTH + s))[None, :], there[None, :], 0.0)
+            known = (o < FILTERS)[:, None]
+        else:
+            q = k + tl.arange(0, K)
+            plane, r, s = q // (ROWS * COLUMNS), q // COLUMNS % ROWS, q % COLUMNS
+            there = (q < PLANES * ROWS * COLUMNS)[:, None] & (sample < batch)[None, :]
+            if UP > 0 or LEFT > 0:
+                at_i, at_j = r[:, None] + (i - UP)[None, :], s[:, None] + (j - LEFT)[None, :]
+                there &= (at_i >= 0) & (at_i < HEIGHT) & (at_j >= 0) & (at_j < WIDTH)
+            seen = tl.load(x + (plane * x_plane + r * WIDTH + s)[:, None] + start[None, :], there, 0.0)
+            known = (o < FILTERS)[:, None] & (q < PLANES * ROWS * COLUMNS)[None, :]
+        turn = plane * w_plane + r * w_row + s * w_column
+        filters = tl.load(w + (o * w_filter)[:, None] + turn[None, :], known, 0.0)
+        total = tl.dot(filters, seen, total, input_precision=PRECISION)
     if BIAS:
-        total += tl.load(bias + client * b_client + o * b_filter, o < FILTERS, 0.0)[None, :]
+        total += tl.load(bias + client * b_client + o * b_filter, o < FILTERS, 0.0)[:, None]
     if RELU:
         total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    to = (sample * (FILTERS * TALL * WIDE) + place % (TALL * WIDE))[:, None] + (o * (TALL * WIDE))[None, :]
-    tl.store(y + to, total, (sample < batch)[:, None] & (o < FILTERS)[None, :])
+    to = (o * (TALL * WIDE))[:, None] + (sample * (FILTERS * TALL * WIDE) + place % (TALL * WIDE))[None, :]
+    tl.store(y + to, total, (o < FILTERS)[:, None] & (sample < batch)[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -123,18 +138,20 @@ def _applied(
     clients, batch, planes, height, width = x.shape
     _, filters, _, rows, columns = w.shape
     y = x.new_empty(clients, batch, filters, *sizes)
+    deep = planes % _DEEP == 0
+    if deep:  # numbers of a block of planes one behind the other
+        w = w.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     strides = w.stride()
     if turned:  # from the last number of a filter back to the first
         w, strides = w[..., rows - 1 :, columns - 1 :], (*strides[:3], -strides[3], -strides[4])
-    long = filters >= 64 and planes >= 32 and planes * rows * columns >= 512
-    m, n, k, warps, stages = (64, 64, 64, 4, 2) if long else (64, _block(filters), 32, 2, 3)
-    grid = triton.cdiv(batch * sizes[0] * sizes[1], m), triton.cdiv(filters, n), clients
+    m, n, k, warps, stages = _blocks(planes, filters, rows * columns, deep)
+    grid = triton.cdiv(batch * sizes[0] * sizes[1], n), triton.cdiv(filters, m), clients
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _apply[grid](
             *(x, w, y if bias is None else bias, y, batch, *x.stride()[:3], *strides),
             *((0, 0) if bias is None else bias.stride()),
             *(planes, height, width, filters, rows, columns, *sizes, *pad),
-            *(bias is not None, relu, precision, m, n, k),
+            *(bias is not None, relu, precision, deep, m, n, k),
             **{"num_warps": warps, "num_stages": stages},
         )
     return y
@@ -145,7 +162,7 @@ def of_filters(g: Tensor, x: Tensor, shape: torch.Size, pad: tuple[int, int], pr
     g, x = _planes_in_one_piece(g), _planes_in_one_piece(x)
     clients, batch, filters, tall, wide = g.shape
     planes, rows, columns = shape[2:]
-    m, n, k = _block(filters), _block(planes * rows * columns), 16
+    m, n, k, warps, stages = _blocks_of_filters(filters, planes * rows * columns)
     blocks = triton.cdiv(filters, m), triton.cdiv(planes * rows * columns, n)
     places = batch * tall * wide
     parts = max(1, min(_ENOUGH // (blocks[0] * blocks[1] * clients), places // (4 * k)))
@@ -156,9 +173,19 @@ def of_filters(g: Tensor, x: Tensor, shape: torch.Size, pad: tuple[int, int], pr
             *(g, x, part, batch, clients, share, *g.stride()[:3], *x.stride()[:3]),
             *(planes, *x.shape[3:], filters, rows, columns, tall, wide, *pad),
             *(precision, m, n, k),
-            **{"num_warps": 2, "num_stages": 4},
+            **{"num_warps": warps, "num_stages": stages},
         )
     return part[0] if parts == 1 else part.sum(0)
+
+
+def _blocks(planes: int, filters: int, places: int, deep: bool) -> tuple[int, int, int, int, int]:
+    """Filters, places and terms of a sum in a block; warps and stages."""
+    return _block(filters), 128, 32 if planes % 32 == 0 or not deep else 16, 4, 3
+
+
+def _blocks_of_filters(filters: int, terms: int) -> tuple[int, int, int, int, int]:
+    """Filters, numbers of a filter and places in a block; warps and stages."""
+    return _block(filters), _block(terms), 16, 2, 4
 
 
 def _block(n: int) -> int:

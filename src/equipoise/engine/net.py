@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from equipoise.engine import asked
 from equipoise.engine.precision import forward_in, widened
 from equipoise.layout import Layout
 from equipoise.losses import loss_for
@@ -82,7 +83,7 @@ class Net:
             out, losses = self.forward(rows[:1], x.flatten(0, 1)[None], y.flatten(0, 1)[None], vectorised=False)
             return out.view(*x.shape[:2], *out.shape[2:]), losses.view(x.shape[:2])
         key = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
-        with torch.no_grad():
+        with torch.no_grad(), asked.apart(rows.device):
             (out,) = self.call(self.layout.tensors(rows), x, key, vectorised=vectorised, train=False)
             return out, self.loss(out, y)
 

@@ -20,15 +20,16 @@ are constants to whoever watches the operations, but not the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise, zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from equipoise.engine import convolutions
+from equipoise.engine import convolutions, pools, products
 from equipoise.engine.descent import descend_in_place
 from equipoise.engine.rewrite import Graph, Node, aten, hasten, schema_of, simplify, written
 from equipoise.engine.tape import Unrecordable as Unrecordable
@@ -59,8 +60,9 @@ class Recorded:
     used: tuple[bool, ...]
     """Which inputs they look at."""
     apart: Apart | None
-    grouped: str | None = None
-    """Why convolutions have no kernels of their own, on a GPU where they might."""
+    """If there is one, that is what is played back, and `step` has no kernels for products."""
+    plain: Mapping[str, str] = field(default_factory=dict)
+    """Which operations have no kernels of their own, on a GPU where they might, and why."""
 
 
 def record(
@@ -87,12 +89,15 @@ def record(
     _refuse_what_depends(module)
     simplify(module.graph, examples[0].device)
     module, grouped = convolutions.apart(module, examples[0].device)
+    module, pooled = pools.apart(module, examples[0].device)
     descend_in_place(module.graph, examples[0].device)
+    products.look(module.graph, examples[0].device)
+    plain = {what: why for what, why in (("convolutions", grouped), ("pools", pooled)) if why is not None}
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     used = tuple(bool(n.users) for n in placeholders)
     ahead, late = _ahead(module, [n for n, held in zip(placeholders, holds, strict=True) if held])
-    apart = _apart(late, examples[0].shape[1])
-    return Recorded(_ready(ahead), _ready(late), used, apart, grouped)
+    apart = _apart(late, examples[0].shape[1], put := partial(_put_products, examples[0].device, plain))
+    return Recorded(_ready(ahead), _ready(late, put) if apart is None else _ready(late), used, apart, plain)
 
 
 def _refuse_another(module: Any, again: Any) -> None:
@@ -133,8 +138,13 @@ def _is_mask(node: Any) -> bool:
     return node is not None and node.meta["form"].dtype in (torch.bool, torch.uint8)
 
 
-def _ready(module: Any) -> Callable[..., Sequence[Any]]:
-    hasten(module.graph)
+def _put_products(device: torch.device, plain: dict[str, str], graph: Graph) -> None:
+    if (why := products.put(graph, device)) is not None:
+        plain["products"] = why
+
+
+def _ready(module: Any, put: Callable[[Graph], None] = lambda graph: None) -> Callable[..., Sequence[Any]]:
+    hasten(module.graph, put)
     module.recompile()
     run: Callable[..., Sequence[Any]] = module.forward
     return run
@@ -154,7 +164,7 @@ def _by_chance(node: Node) -> bool:
     return schema_of(node) is not None and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
-def _apart(module: Any, d: int) -> Apart | None:
+def _apart(module: Any, d: int, put: Callable[[Graph], None]) -> Apart | None:
     """The step with w in parts, if all it ever looks at are the same pieces of w, and it overwrites them."""
     w = next(n for n in module.graph.nodes if n.op == "placeholder")
     outputs = _outputs(module.graph)
@@ -167,9 +177,16 @@ def _apart(module: Any, d: int) -> Apart | None:
         return None
     before = fx.Graph()
     part = {place: before.placeholder(f"part_{i}") for i, place in enumerate(places)}
+    whole = w.meta["form"]
+    for (_, a, b), node in part.items():
+        node.meta["form"] = whole._replace(shape=torch.Size((whole.shape[0], b - a)), stride=(b - a, 1))
     known = {w: None, **{n: part[tuple(n.args[1:])] for n in cuts}}
     views, step = _cut(module, before, known, _is_view)
-    return Apart(tuple(slice(a, b) for _, a, b in places), _ready(views), _ready(step))
+    products.lie(views.graph.nodes)  # in a part of its own, not in a long row
+    seen, inputs = _outputs(views.graph), [n for n in step.graph.nodes if n.op == "placeholder"]
+    for node, view in zip(inputs[len(inputs) - len(seen) :], seen, strict=True):
+        node.meta = dict(view.meta)
+    return Apart(tuple(slice(a, b) for _, a, b in places), _ready(views), _ready(step, put))
 
 
 def _cut(module: Any, before: Graph, known: dict[Node, Any], may: Callable[[Node], bool]) -> tuple[Any, Any]:
@@ -186,6 +203,8 @@ def _cut(module: Any, before: Graph, known: dict[Node, Any], may: Callable[[Node
     after = fx.Graph()
     others = [n for n in nodes if n.op == "placeholder" and n not in known]
     later = {n: after.placeholder(f"input_{i}") for i, n in enumerate([*others, *wanted])}
+    for node, there in later.items():
+        there.meta = dict(node.meta)
     for node in nodes:
         if node.op in _WORK and node not in known:
             later[node] = after.node_copy(node, later.__getitem__)

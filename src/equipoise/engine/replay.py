@@ -195,8 +195,8 @@ class Replay:
         self.clients, self.batch, self.capture = clients, batch, capture
         self.reasons: dict[str, str] = {}
         """Why a rule's steps are not played back, by its name."""
-        self.grouped: dict[str, str] = {}
-        """Why the convolutions in them have no kernels of their own, by the rule's name."""
+        self.plain: dict[str, str] = {}
+        """Why some operations in them have no kernels of their own, by what they are, and of which rule."""
         self._made: dict[object, Played | None] = {}
         self._captured: dict[object, Captured | None] = {}
         self._lock = Lock()
@@ -232,8 +232,8 @@ class Replay:
             if key not in self._made:
                 try:
                     made = self._made[key] = played(rule, view.world, {**inputs, **_sizes(view)})
-                    if made.recorded.grouped is not None:
-                        self.grouped[type(rule).__name__] = made.recorded.grouped
+                    of = type(rule).__name__
+                    self.plain |= {f"{what} of {of}": why for what, why in made.recorded.plain.items()}
                 except Unrecordable as reason:
                     self._made[key] = None
                     self.reasons[type(rule).__name__] = str(reason)

@@ -16,6 +16,7 @@ All of it leaves a step's numbers as they are, up to rounding. `descent` is abou
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -44,10 +45,12 @@ def simplify(graph: Graph, device: torch.device) -> None:
     sweep(graph)
 
 
-def hasten(graph: Graph) -> None:
-    """Any part of a step, once nothing is to be found in it any more."""
+def hasten(graph: Graph, put: Callable[[Graph], None] = lambda graph: None) -> None:
+    """Any part of a step, once nothing is to be found in it any more; `put` may put in what nobody can look into."""
     _overwrite(graph)
-    _call_by_name(graph)
+    changing = _written_later(graph)
+    put(graph)
+    _call_by_name(graph, changing)
     graph.lint()
 
 
@@ -259,8 +262,7 @@ def _overwrite(graph: Graph) -> None:
             node.target = getattr(writing, overload)
 
 
-def _call_by_name(graph: Graph) -> None:
-    changing = _written_later(graph)
+def _call_by_name(graph: Graph, changing: set[Node]) -> None:
     for node in graph.nodes:
         schema = schema_of(node)
         if schema is None or not schema.name.startswith("aten::") or schema.overload_name.endswith("out"):

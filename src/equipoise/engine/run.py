@@ -91,11 +91,11 @@ class Simulation:
         """What is not done as fast as it might be, and why; known after the first round."""
         replay, risks = self.simulator.replay, self.simulator.risks
         steps, losses = replay.reasons if replay else {}, risks.reasons if risks else {}
-        grouped = replay.grouped if replay else {}
+        plain = replay.plain if replay else {}
         return [
             *(f"steps of {rule} are not played back as recorded: {why}" for rule, why in steps.items()),
             *(f"losses on {split} data are not one CUDA graph: {why}" for split, why in losses.items()),
-            *(f"convolutions of {rule} have no kernels of their own: {why}" for rule, why in grouped.items()),
+            *(f"{what} have no kernels of their own: {why}" for what, why in plain.items()),
         ]
 
     def step(self) -> RoundRecord:
