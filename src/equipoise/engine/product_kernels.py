@@ -23,12 +23,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ENOUGH = 1056
+_ENOUGH = 528
 """Programs that keep a GPU busy; a sum is cut into parts until there are so many."""
 _PARTS = 16
 """At most; they are added up at once."""
 _SHORT = 64
 """A sum this long is not cut into parts."""
+_WIDE = 512
+"""Of so many columns a program takes more at a time."""
 _TOGETHER = 256
 """Numbers that one program adds up the parts of."""
 
@@ -189,15 +191,19 @@ def _run(
 
 
 def chosen(m: int, n: int, k: int, b_along: bool) -> Blocks:
-    """By what is short. Of what is long, 256 bytes in a row are read, in whichever direction it lies.
+    """What was fastest over the papers' models on one H200 (`benchmarks/gpu_products.py --sweep`).
 
     A short sum (a gradient by weights) is all reading and writing of its result: small blocks leave room for many.
     """
     if k <= _SHORT and k <= min(m, n):
-        return Blocks(_block(m, 32), _block(n, 64), 16, 4, 2)
+        return Blocks(_block(m, 32), _block(n, 64), _block(k, 32), 4, 2)
     if m > 32:
-        return Blocks(64, _block(n, 64), _block(k, 32), 4, 3)
-    return Blocks(_block(m, 32), _block(n, 32 if b_along else 64), _block(k, 64 if b_along else 32), 4, 4)
+        return Blocks(64, _block(n, 32), _block(k, 32), 4, 4)
+    if not b_along:
+        return Blocks(_block(m, 32), _block(n, 64), _block(k, 32), 2, 4)
+    if n >= _WIDE:
+        return Blocks(_block(m, 32), 64, _block(k, 64), 4, 3, 2 * _ENOUGH)
+    return Blocks(_block(m, 32), _block(n, 32), _block(k, 64), 4, 4)
 
 
 def shared_out(cut: Blocks, clients: int, m: int, n: int, k: int) -> tuple[int, int, int]:
