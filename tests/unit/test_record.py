@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 from equipoise.engine import tape
 from equipoise.engine.record import Recorded, Unrecordable, record
+from equipoise.engine.settings import Run
+from equipoise.errors import EquipoiseError
+from tests.small import simulation
 
 K, D = 3, 12
 Step = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
@@ -225,3 +229,27 @@ def test_what_is_written_elsewhere_is_written_there() -> None:
 
     recorded, (w, x, h) = made(step), inputs()
     assert torch.equal(played(recorded, w, x + 1, h)[1], step(w, x + 1, h)[1])
+
+
+class Strided(nn.Module):
+    """Weights looked at by where they lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(0.3 * torch.randn(60)), nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.linear(x, self.a.as_strided((4, 6), (1, 1))), self.b)
+
+
+def test_weights_looked_at_by_where_they_lie_are_those_of_one_client_at_a_time() -> None:
+    torch.manual_seed(0)
+    model, ends = Strided(), []
+    for replay in ("on", "off"):
+        sim = simulation(model=model, run=Run(dtype="float64", replay=replay))  # type: ignore[arg-type]
+        assert not sim.vectorised
+        sim.step()
+        ends.append(sim.server.w)
+    torch.testing.assert_close(*ends)
+    with pytest.raises(EquipoiseError, match="as_strided says where in memory numbers lie"):
+        simulation(model=model, run=Run(executor="vmap"))

@@ -17,48 +17,73 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from equipoise.engine import convolutions
-from equipoise.engine.custom import why_not
+from equipoise.engine.custom import told, why_not
 
 _PLAIN: tuple[Callable[..., Tensor], ...] = (torch.conv1d, torch.conv2d)
-_given_up = set[torch.device]()
-"""Where kernels could not be made."""
 
 
-def apart(device: torch.device) -> AbstractContextManager[object]:
-    """While models are mapped over clients on this device, without derivatives."""
-    return nullcontext() if why_not(device) is not None or device in _given_up else _Apart()
+class Asked:
+    """The way in which a model is asked on a device, and why it is torch's own where it might be another."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.able, self.reason = why_not(device) is None, ""
+
+    def apart(self) -> AbstractContextManager[object]:
+        """While models are mapped over clients, without derivatives."""
+        return _Apart(self) if self.able else nullcontext()
+
+    def give_up(self, error: Exception) -> None:
+        self.able, self.reason = False, told(error)
 
 
 class _Apart(TorchFunctionMode):
+    def __init__(self, asked: Asked) -> None:
+        super().__init__()
+        self.asked = asked
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _PLAIN:
-            return _convolved(func, *args, **(kwargs or {}))
+            return self._convolved(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-
-def _convolved(
-    plain: Callable[..., Tensor],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    pad = [padding] * (weight.dim() - 2) if isinstance(padding, int) else padding
-    once = all(n in (1, (1,), [1], (1, 1), [1, 1]) for n in (stride, dilation))
-    if not once or groups != 1 or isinstance(pad, str) or input.dim() != weight.dim():
+    def _convolved(
+        self,
+        plain: Callable[..., Tensor],
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        pad = _each(padding, weight.dim() - 2)
+        once = all(_each(n, weight.dim() - 2) == (1,) * (weight.dim() - 2) for n in (stride, dilation))
+        if once and groups == 1 and pad is not None and input.dim() == weight.dim() and _only_mapped():
+            found: Tensor = _Convolution.apply(input, weight, bias, pad, self.asked)  # type: ignore[no-untyped-call]
+            return found
         return plain(input, weight, bias, stride, padding, dilation, groups)
-    found: Tensor = _Convolution.apply(input, weight, bias, tuple(pad))  # type: ignore[no-untyped-call]
-    return found
+
+
+def _each(told: Any, sides: int) -> tuple[int, ...] | None:
+    """torch takes one number for all sides, in a list or not; None for a word."""
+    if isinstance(told, str):
+        return None
+    many = (told,) if isinstance(told, int) else tuple(told)
+    return many * sides if len(many) == 1 else many
+
+
+def _only_mapped() -> bool:
+    """Whether all that is going on around is one mapping over clients: nobody takes derivatives or maps within."""
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    return [s.key() for s in stack] == [torch._C._functorch.TransformType.Vmap] and not torch.is_grad_enabled()
 
 
 class _Convolution(torch.autograd.Function):
     """A convolution that knows what it becomes when it is mapped over clients."""
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, bias: Tensor | None, pad: tuple[int, ...]) -> Tensor:
+    def forward(x: Tensor, w: Tensor, bias: Tensor | None, pad: tuple[int, ...], asked: Asked) -> Tensor:
         return _PLAIN[len(pad) - 1](x, w, bias, padding=pad)
 
     @staticmethod
@@ -66,29 +91,31 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Any, x: Tensor, w: Tensor, bias: Tensor | None, pad: tuple[int, ...]
+        info: Any, in_dims: Any, x: Tensor, w: Tensor, bias: Tensor | None, pad: tuple[int, ...], asked: Asked
     ) -> tuple[Tensor, int]:
         if None not in in_dims[:2] and (bias is None or in_dims[2] is not None):
             row = None if bias is None else bias.movedim(in_dims[2], 0)
-            found = _by_kernel(x.movedim(in_dims[0], 0), w.movedim(in_dims[1], 0), row, pad)
+            found = _by_kernel(x.movedim(in_dims[0], 0), w.movedim(in_dims[1], 0), row, pad, asked)
             if found is not None:
                 return found, 0
-        mapped = torch.vmap(lambda x, w, bias: _Convolution.forward(x, w, bias, pad), in_dims[:3])
+        mapped = torch.vmap(lambda x, w, bias: _Convolution.forward(x, w, bias, pad, asked), in_dims[:3])
         return mapped(x, w, bias), 0
 
 
-def _by_kernel(x: Tensor, w: Tensor, bias: Tensor | None, pad: tuple[int, ...]) -> Tensor | None:
+def _by_kernel(x: Tensor, w: Tensor, bias: Tensor | None, pad: tuple[int, ...], asked: Asked) -> Tensor | None:
     """All clients at once; None if that cannot be."""
-    if {t.dtype for t in (x, w)} != {torch.float32} or x.device in _given_up or not _fits(x, w, pad):
+    if {t.dtype for t in (x, w)} != {torch.float32} or not asked.able or not _fits(x, w, pad):
         return None
     try:
         return convolutions.forward(x, w, pad, bias)
-    except Exception:  # no compiler, no room for a block: whatever Triton raises; torch's way is always there
-        _given_up.add(x.device)
+    except torch.OutOfMemoryError:
+        return None  # may be another time
+    except Exception as error:  # no compiler, no room for a block: whatever Triton raises; torch's way is always there
+        asked.give_up(error)
         return None
 
 
 def _fits(x: Tensor, w: Tensor, pad: tuple[int, ...]) -> bool:
-    clients, batch, planes, *sizes = x.shape
+    (clients, batch, planes, *sizes), (_, filters, of, *_) = x.shape, w.shape
     room = math.prod(n + 2 * p for n, p in zip(sizes, pad, strict=True))
-    return convolutions.can_tell_apart(clients, batch * room * max(planes, w.shape[1]))
+    return planes == of and convolutions.can_tell_apart(clients, batch * room * max(planes, filters))

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from equipoise.engine.custom import call, make, strides, why_not
+from equipoise.engine.custom import call, in_one_piece, make, strides, why_not
 from equipoise.engine.rewrite import NODE, Graph, Node, aten, changed, is_alias, origins, schema_of, shape_of, sweep
 
 _MOST = 1 << 31  # places that a kernel can tell apart
@@ -90,7 +90,7 @@ def apart(module: Any, device: torch.device) -> tuple[Any, str | None]:
     _take_in(graph, changing)
     _drop_copies(graph, changing)
     sweep(graph)
-    why = make(graph, device, _OURS)
+    why = make([(n.target, n.args) for n in graph.nodes if n.target in _OURS], device)
     return (fx.GraphModule(module, graph), None) if why is None else (module, why)
 
 
@@ -264,4 +264,4 @@ def _lies_whole(node: Node, whole: set[Node]) -> bool:
     if schema_of(node) is not None and torch.Tag.pointwise in node.target.tags:
         given = [n for n in node.all_input_nodes if math.prod(shape_of(n) or ()) > 1]
         return bool(given) and all(n in whole for n in given)
-    return all(n == 1 or a == b for n, a, b in zip(form.shape, form.stride, strides(form.shape), strict=True))
+    return in_one_piece(form)

@@ -7,7 +7,7 @@ calls a kernel has no schema: whoever reads a graph takes it for one that writes
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from equipoise.engine.rewrite import Graph, Node
+from equipoise.engine.rewrite import NODE, Graph, Node
 from equipoise.engine.tape import Form
 
 _FIRST = (8, 0)  # the first generation of devices (Ampere) with tensor cores for products of float32
@@ -40,20 +40,34 @@ def call(graph: Graph, target: Any, args: tuple[Any, ...], shape: Sequence[int])
     return node
 
 
-def make(graph: Graph, device: torch.device, ours: Collection[Any]) -> str | None:
-    """Have all kernels in a graph compiled, before anything depends on them; why that failed, if it did."""
-
-    def zeros(node: Node) -> Tensor:
-        form = node.meta["form"]
-        return torch.zeros(form.shape, dtype=form.dtype, device=device)
-
+def make(calls: Iterable[tuple[Any, Sequence[Any]]], device: torch.device) -> str | None:
+    """Have the kernels of these calls compiled, before anything depends on them; why that failed, if it did."""
+    done = set[object]()
     try:
-        for node in graph.nodes:
-            if node.target in ours:
-                node.target(*fx.node.map_arg(node.args, zeros))
+        for target, args in calls:
+            known = target, *(a.meta["form"] if isinstance(a, NODE) else a for a in args)
+            if known not in done:
+                target(*fx.node.map_arg(tuple(args), lambda n: _zeros(n.meta["form"], device)))
+                done.add(known)
     except Exception as error:  # no compiler, no room on this device: whatever Triton raises
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return told(error)
     return None
+
+
+def _zeros(form: Form, device: torch.device) -> Tensor:
+    """As it lies, be it all in one place."""
+    room = 1 + sum((n - 1) * s for n, s in zip(form.shape, form.stride, strict=True))
+    return torch.zeros(max(room, 1), dtype=form.dtype, device=device).as_strided(form.shape, form.stride)
+
+
+def told(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def in_one_piece(form: Form) -> bool:
+    """Whether it lies as a new tensor of its shape would."""
+    return all(n == 1 or a == b for n, a, b in zip(form.shape, form.stride, strides(form.shape), strict=True))
 
 
 def strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from equipoise.engine import asked
+from equipoise.engine.asked import Asked
 from equipoise.engine.precision import forward_in, widened
 from equipoise.layout import Layout
 from equipoise.losses import loss_for
@@ -32,6 +32,7 @@ class Net:
         self.loss = loss_for(loss, classes)
         self._spare: dict[bool, list[nn.Module]] = {True: [], False: []}
         self.keys = dropout_keys(self.module)
+        self.asked = Asked(device)
 
     def initial(self) -> Tensor:
         """The module's own weights, as a vector."""
@@ -83,7 +84,7 @@ class Net:
             out, losses = self.forward(rows[:1], x.flatten(0, 1)[None], y.flatten(0, 1)[None], vectorised=False)
             return out.view(*x.shape[:2], *out.shape[2:]), losses.view(x.shape[:2])
         key = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
-        with torch.no_grad(), asked.apart(rows.device):
+        with torch.no_grad(), self.asked.apart() if vectorised else nullcontext():
             (out,) = self.call(self.layout.tensors(rows), x, key, vectorised=vectorised, train=False)
             return out, self.loss(out, y)
 

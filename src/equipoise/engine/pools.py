@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from equipoise.engine.custom import call, make, strides, why_not
+from equipoise.engine.custom import call, in_one_piece, make, why_not
 from equipoise.engine.rewrite import Graph, Node, aten, changed, origins, shape_of, sweep
 
 _POOL, _BACKWARD = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
@@ -71,7 +71,7 @@ def apart(module: Any, device: torch.device) -> tuple[Any, str | None]:
     for node in _fitting(graph):
         _replace(graph, node, changing)
     sweep(graph)
-    why = make(graph, device, _OURS)
+    why = make([(n.target, n.args) for n in graph.nodes if n.target in _OURS], device)
     return (fx.GraphModule(module, graph), None) if why is None else (module, why)
 
 
@@ -87,7 +87,11 @@ def _fits(node: Node) -> bool:
     size, form, y = _windows(node), node.args[0].meta["form"], _part(node, 0)
     if size is None or y is None or form.dtype is not torch.float32 or 0 in form.shape:
         return False
-    if math.prod(size) > _PLACES or math.prod(form.shape[-2:]) >= _MOST or not all(map(_in_one_piece, _results(node))):
+    if (
+        math.prod(size) > _PLACES
+        or math.prod(form.shape[-2:]) >= _MOST
+        or not all(in_one_piece(n.meta["form"]) for n in _results(node))
+    ):
         return False
     for reader, seen in _read(_part(node, 1)):
         if reader.target is not _BACKWARD or reader.args[7] is not seen or _windows(reader) != size:
@@ -122,11 +126,6 @@ def _backwards(node: Node) -> list[Node]:
 def _results(node: Node) -> set[Node]:
     """All that a pool and its derivatives give."""
     return {*node.users, *_backwards(node)}
-
-
-def _in_one_piece(node: Node) -> bool:
-    form = node.meta["form"]
-    return all(n == 1 or a == b for n, a, b in zip(form.shape, form.stride, strides(form.shape), strict=True))
 
 
 def _read(node: Any) -> Iterator[tuple[Node, Node]]:

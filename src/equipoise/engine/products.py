@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from equipoise.engine.custom import why_not
+from equipoise.engine.custom import make, why_not
 from equipoise.engine.rewrite import NODE, Graph, Node, aten, is_alias, origins, schema_of, shape_of, writes
 from equipoise.engine.tape import Form
 
@@ -79,19 +79,15 @@ def lie(nodes: Iterable[Node]) -> None:
             continue
         # What cannot be a view where its numbers lie by now will be a copy (see `rewrite`).
         with suppress(RuntimeError):
-            found = node.target(*fx.node.map_arg(node.args, _on("meta")), **fx.node.map_arg(node.kwargs, _on("meta")))
+            found = node.target(*fx.node.map_arg(node.args, _empty), **fx.node.map_arg(node.kwargs, _empty))
             if isinstance(found, Tensor):
                 node.meta[_FORM] = Form(found.shape, found.dtype, found.stride())
 
 
-def _on(device: torch.device | str) -> Callable[[Node], Tensor]:
-    """A node's tensor there, without numbers in it."""
-
-    def empty(node: Node) -> Tensor:
-        form = node.meta[_FORM]
-        return torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device=device)
-
-    return empty
+def _empty(node: Node) -> Tensor:
+    """A node's tensor without numbers in it."""
+    form = node.meta[_FORM]
+    return torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device="meta")
 
 
 class _Fitting(NamedTuple):
@@ -111,7 +107,7 @@ def put(graph: Graph, device: torch.device) -> str | None:
         return None
     if (why := why_not(device)) is not None:
         return why if device.type == "cuda" else None
-    if (why := _tried(fitting, device)) is not None:
+    if (why := make([(f.by, f.args) for f in fitting], device)) is not None:
         return why
     instead: dict[Node, Node] = {}
     for node, by, args, behind, ahead in fitting:
@@ -123,20 +119,6 @@ def put(graph: Graph, device: torch.device) -> str | None:
         for gone in (behind, node, ahead):
             if gone is not None:
                 graph.erase_node(gone)
-    return None
-
-
-def _tried(fitting: list[_Fitting], device: torch.device) -> str | None:
-    """Have all kernels compiled, before anything depends on them; why that failed, if it did."""
-    done = set[object]()
-    try:
-        for _, by, args, *_ in fitting:
-            known = by, *(a.meta[_FORM] if isinstance(a, NODE) else a for a in args)
-            if known not in done:
-                by(*fx.node.map_arg(args, lambda n: _on(device)(n).zero_()))
-                done.add(known)
-    except Exception as error:  # no compiler, no room on this device: whatever Triton raises
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return None
 
 

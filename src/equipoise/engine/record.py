@@ -87,16 +87,18 @@ def record(
     except Exception as error:  # tracing runs the user's code on unusual tensors: anything may come out
         raise Unrecordable(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
     _refuse_what_depends(module)
-    simplify(module.graph, examples[0].device)
-    module, grouped = convolutions.apart(module, examples[0].device)
-    module, pooled = pools.apart(module, examples[0].device)
-    descend_in_place(module.graph, examples[0].device)
-    products.look(module.graph, examples[0].device)
+    device = examples[0].device
+    simplify(module.graph, device)
+    module, grouped = convolutions.apart(module, device)
+    module, pooled = pools.apart(module, device)
+    descend_in_place(module.graph, device)
+    products.look(module.graph, device)
     plain = {what: why for what, why in (("convolutions", grouped), ("pools", pooled)) if why is not None}
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     used = tuple(bool(n.users) for n in placeholders)
     ahead, late = _ahead(module, [n for n, held in zip(placeholders, holds, strict=True) if held])
-    apart = _apart(late, examples[0].shape[1], put := partial(_put_products, examples[0].device, plain))
+    put = partial(_put_products, device, plain)
+    apart = _apart(late, examples[0].shape[1], put)
     return Recorded(_ready(ahead), _ready(late, put) if apart is None else _ready(late), used, apart, plain)
 
 
@@ -175,6 +177,8 @@ def _apart(module: Any, d: int, put: Callable[[Graph], None]) -> Apart | None:
     edges = [0, *(stop for _, _, stop in places)]
     if [(1, a, b) for a, b in pairwise(edges)] != places or edges[-1] != d:
         return None
+    if any(n.target is aten.as_strided.default for n in module.graph.nodes):  # tells where numbers lie in a long row
+        return None
     before = fx.Graph()
     part = {place: before.placeholder(f"part_{i}") for i, place in enumerate(places)}
     whole = w.meta["form"]
@@ -220,4 +224,5 @@ def _is_view(node: Node) -> bool:
     """Whether it is another look at the same numbers, and no more."""
     schema = schema_of(node)
     told = [r.alias_info for r in schema.returns] if schema is not None else []
-    return bool(told) and all(a is not None and not a.is_write for a in told)
+    view = bool(told) and all(a is not None and not a.is_write for a in told)
+    return view and node.target is not aten.reshape.default  # which may be a copy

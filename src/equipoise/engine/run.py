@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from equipoise.core import Chain, Method, State
 from equipoise.data.federation import Federation
@@ -91,7 +93,9 @@ class Simulation:
         """What is not done as fast as it might be, and why; known after the first round."""
         replay, risks = self.simulator.replay, self.simulator.risks
         steps, losses = replay.reasons if replay else {}, risks.reasons if risks else {}
-        plain = replay.plain if replay else {}
+        plain, asked = dict(replay.plain) if replay else {}, self.simulator.net.asked.reason
+        if asked:
+            plain["convolutions of models that are asked"] = asked
         return [
             *(f"steps of {rule} are not played back as recorded: {why}" for rule, why in steps.items()),
             *(f"losses on {split} data are not one CUDA graph: {why}" for split, why in losses.items()),
@@ -206,10 +210,20 @@ def choose_executor(
     rows = net.initial().repeat(2, 1)  # two models: one that is only shown twice is not mapped over
     x, y = data.inputs(first.expand(2, 1), dtype), data.y[first.expand(2, 1)]
     try:
-        net.forward(rows, x, y.to(dtype) if y.is_floating_point() else y, vectorised=True)
+        with _Places():
+            net.forward(rows, x, y.to(dtype) if y.is_floating_point() else y, vectorised=True)
     except (RuntimeError, ValueError) as error:  # of the first, what is not implemented is a kind
         reason = f"torch.func cannot map this model over clients: {str(error).splitlines()[0]}"
         if wish == "vmap":
             raise EquipoiseError(reason, 'executor = "loop" runs any model') from None
         return False, reason
     return True, "asked for" if wish == "vmap" else "clients as rows"
+
+
+class _Places(TorchFunctionMode):
+    """Refuses what looks at numbers by where they lie: beside those of other clients they lie elsewhere."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.as_strided, torch.as_strided_, Tensor.as_strided, Tensor.as_strided_):
+            raise ValueError(f"{func.__name__} says where in memory numbers lie")
+        return func(*args, **(kwargs or {}))
