@@ -24,7 +24,8 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Stop:
-    """When training alone has converged: the loss fell by less than `tolerance` (relative) over `window` epochs."""
+    """When training alone has converged: the loss fell by less than `tolerance` (relative) over `window` epochs, or
+    rose over two such windows in a row. The model of the lowest loss at a window's end is kept."""
 
     tolerance: float = 1e-4
     window: int = 100

@@ -27,6 +27,7 @@ from equipoise.questions import part
 from equipoise.streams import Stream
 
 _BLOCK = 1 << 26  # numbers in one block of rows: bounds memory, changes no result beyond rounding
+_RISES = 2  # windows in a row over which a loss may rise before a client stops training alone
 
 
 @dataclass(frozen=True)
@@ -161,9 +162,15 @@ class Executor:
     def fit_alone(
         self, ids: Tensor, start: Tensor, schedule: Schedule, lr: float, stop: Stop, stream: Stream
     ) -> Tensor:
-        """[K, d]: plain SGD on each client's own training split until it stops improving; the last iterate."""
+        """[K, d]: plain SGD on each client's own training split until the curve of its loss is flat.
+
+        A loss that rose is not flat: full batches on a network have such spikes. Who rises twice in a row has had its
+        chance. What is kept is the model of the lowest training loss, looked at every `window` epochs: the last one
+        where nothing rises. Who diverges is kept as it is, for others to see.
+        """
         rows = start.expand(len(ids), -1).clone()
-        last, busy = self.risk(ids, rows), torch.arange(len(ids))
+        kept, lowest, busy = rows.clone(), self.risk(ids, rows), torch.arange(len(ids))
+        rises = torch.zeros_like(ids)
         # The same bits, however long the run is to be, and however exact.
         plain = Executor(replace(self.world, replay=None, precision="full"), self.workers)
         for epoch in range(0, stop.cap, stop.window):
@@ -174,12 +181,17 @@ class Executor:
             assert done.end is not None
             rows[at] = done.end
             loss = self.risk(ids[at], rows[at])
-            going = (last[at] - loss) > stop.tolerance * last[at].abs()
-            last[at] = loss
+            low, wild = lowest[at], ~loss.isfinite()
+            falls = low - loss > stop.tolerance * low.abs()
+            rises[at] = torch.where(loss > low, rises[at] + 1, 0)
+            down = (loss <= low) | wild
+            kept[at] = torch.where(down[:, None], rows[at], kept[at])
+            lowest[at] = torch.where(down, loss, low)
+            going = falls | ((loss > low) & ~wild & (rises[at] < _RISES))
             busy = busy[going.cpu()]
             if len(busy) == 0:
                 break
-        return rows
+        return kept
 
 
 def _no_alone(ids: Tensor, stop: Stop) -> Tensor:

@@ -1,0 +1,63 @@
+"""Training alone until the curve of losses is flat: spikes are not its end, and the lowest is what is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.at import Schedule, Stop
+from equipoise.engine import clients
+from equipoise.engine.clients import Done, Executor
+from equipoise.streams import Stream
+from tests.small import federation, simulation
+
+STOP = Stop(tolerance=0.1, window=3, cap=30)
+
+
+def reached(curves: list[list[float]], monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
+    """Of clients whose losses follow these curves window by window, the first before training: the window whose model
+    each of them keeps, and how many each trained for. A model is the number of its window."""
+    spent = [0] * len(curves)
+
+    def run(self: Executor, rule: Any, work: Any, *_: Any) -> Done:
+        for i in work.ids.tolist():
+            spent[i] += 1
+        return Done(work.received, work.received + 1, {}, None)
+
+    def risk(self: Executor, ids: Tensor, rows: Tensor, split: str = "train") -> Tensor:
+        return torch.tensor([float(curves[i][int(row[0])]) for i, row in zip(ids.tolist(), rows, strict=True)])
+
+    sim = simulation(fed=federation([4] * len(curves)))
+    monkeypatch.setattr(clients.Executor, "run", run)
+    monkeypatch.setattr(clients.Executor, "risk", risk)
+    found = sim.simulator.executor().fit_alone(
+        torch.arange(len(curves)), torch.zeros(1), Schedule(epochs=1, batch=2), 0.1, STOP, Stream(0)
+    )
+    return [int(row[0]) for row in found], spent
+
+
+@pytest.mark.parametrize(
+    ("curve", "kept", "spent"),
+    [
+        ([8, 4, 2, 1.99, 0], 3, 3),  # flat: the last one, though it is hardly lower
+        ([8, 4, 4, 0], 2, 2),
+        ([8, 4, 6, 2, 1.99, 0], 4, 4),  # a spike is not the end
+        ([8, 4, 6, 5, 0], 1, 3),  # two in a row are, and what was before them is kept
+        ([8, 4, 6, 3.9, 0], 3, 3),  # back to hardly lower than before: flat
+        ([8, 9, 2, 3, 1.5, 2, 1.45, 0], 6, 6),  # every fall is a new beginning
+        ([8, 9, 9, 0], 0, 2),  # never better than at the start
+        ([8, 4, float("nan"), 0], 2, 2),  # diverged, and seen to be
+        ([8, float("inf"), 0], 1, 1),
+        ([2.0 * 0.5**i for i in range(12)], 10, 10),  # the epochs are used up
+    ],
+)
+def test_one_client(curve: list[float], kept: int, spent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reached([curve], monkeypatch) == ([kept], [spent])
+
+
+def test_clients_stop_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    curves = [[8.0, 7.9, 0.0], [8.0, 4.0, 6.0, 2.0, 2.0, 0.0], [8.0, 4.0, 5.0, 6.0, 0.0]]
+    assert reached(curves, monkeypatch) == ([1, 4, 1], [1, 4, 3])
