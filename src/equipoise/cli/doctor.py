@@ -78,7 +78,7 @@ def _kernels() -> str:
     if why is None:
         one = torch.ones(1, 1, 1, 1, 1, device=device)
         convolutions.forward(one, one, (0, 0)).item()  # a compiler that is missing shows only when it is used
-    return "convolutions have kernels of their own" if why is None else f"none for convolutions: {why}"
+    return "convolutions, pools and products have their own" if why is None else f"none of our own: {why}"
 
 
 def _threads() -> str:
