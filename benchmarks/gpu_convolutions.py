@@ -19,7 +19,7 @@ from in_graphs import away, microseconds
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.engine import kernels
+from equipoise.engine import convolution_kernels as kernels
 from equipoise.engine.graphs import captured
 
 # name: clients, batch, planes, filters, size, kernel, padding

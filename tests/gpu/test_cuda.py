@@ -184,7 +184,7 @@ def test_convolutions_in_kernels_of_their_own_are_the_loop_s_in_float64(model: s
         for _ in range(2):
             sim.step()
         moved.append((sim.server.w - sim.simulator.w0).double())
-        assert sim.remarks == [] and ("equipoise.engine.kernels" in sys.modules or dtype == "float64")
+        assert sim.remarks == [] and ("equipoise.engine.convolution_kernels" in sys.modules or dtype == "float64")
     assert relative(moved[1], moved[0]) < 1e-3
 
 

@@ -1,4 +1,4 @@
-"""Models of many clients that are asked, not trained: their convolutions in kernels made for many clients (`kernels`).
+"""Models of many clients that are asked, not trained: convolutions in kernels for many clients (`convolution_kernels`).
 
 A model is asked for chunks of samples of ever other sizes, so that there is no step to record. While torch maps it over
 clients, a convolution that would become a grouped one is taken out of its hands. What stays torch's is what

@@ -1,4 +1,4 @@
-"""Convolutions in a recorded step: clients apart, in kernels made for many clients (`kernels`).
+"""Convolutions in a recorded step: clients apart, in kernels made for many clients (`convolution_kernels`).
 
 torch maps a convolution over clients by laying them side by side, as groups of one large convolution, and copies
 everything there and back:
@@ -31,26 +31,26 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 def forward(x: Tensor, w: Tensor, pad: Sequence[int], bias: Tensor | None = None, relu: bool = False) -> Tensor:
     """x [C, B, planes, ...] under w [C, filters, planes, ...], for each of C clients; bias [C, 1, filters, 1, ...]."""
-    from equipoise.engine import kernels
+    from equipoise.engine import convolution_kernels
 
     lying = None if bias is None else bias.flatten(1)
-    y = kernels.forward(_image(x), _image(w), _both(pad), _precision(), lying, relu)
+    y = convolution_kernels.forward(_image(x), _image(w), _both(pad), _precision(), lying, relu)
     return y if x.dim() == 5 else y.squeeze(-2)
 
 
 def of_inputs(g: Tensor, w: Tensor, pad: Sequence[int]) -> Tensor:
     """The gradient by x, of that by y."""
-    from equipoise.engine import kernels
+    from equipoise.engine import convolution_kernels
 
-    found = kernels.of_inputs(_image(g), _image(w), _both(pad), _precision())
+    found = convolution_kernels.of_inputs(_image(g), _image(w), _both(pad), _precision())
     return found if g.dim() == 5 else found.squeeze(-2)
 
 
 def of_filters(g: Tensor, x: Tensor, w: Tensor, pad: Sequence[int]) -> Tensor:
     """The gradient by w, of that by y."""
-    from equipoise.engine import kernels
+    from equipoise.engine import convolution_kernels
 
-    return kernels.of_filters(_image(g), _image(x), _image(w).shape, _both(pad), _precision()).view(w.shape)
+    return convolution_kernels.of_filters(_image(g), _image(x), _image(w).shape, _both(pad), _precision()).view(w.shape)
 
 
 _OURS = (forward, of_inputs, of_filters)

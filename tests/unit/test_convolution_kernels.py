@@ -27,7 +27,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def kernels() -> Any:
     pytest.importorskip("triton")
-    from equipoise.engine import kernels
+    from equipoise.engine import convolution_kernels as kernels
 
     return kernels
 
