@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from equipoise.engine.custom import call, in_one_piece, make, strides, why_not
+from equipoise.engine.custom import call, in_one_piece, replaced, strides, why_not
 from equipoise.engine.rewrite import NODE, Graph, Node, aten, changed, is_alias, origins, schema_of, shape_of, sweep
 
 _MOST = 1 << 31  # places that a kernel can tell apart
@@ -74,14 +74,11 @@ def apart(module: Any, device: torch.device) -> tuple[Any, str | None]:
 
     With it, why they had to stay on a GPU, if there are some and they did.
     """
-    if not _fitting(module.graph):
-        return module, None
-    if (why := why_not(device)) is not None:
-        return module, why if device.type == "cuda" else None
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    changing = changed(graph)  # what is replaced is not written to, and what replaces it writes nothing
-    for node in _fitting(graph):
+    return replaced(module, device, why_not, _fitting, _rewrite, _OURS)
+
+
+def _rewrite(graph: Graph, fitting: list[Node], changing: set[Node]) -> None:
+    for node in fitting:
         if node.target is aten.convolution.default:
             _replace_forward(graph, node, changing)
         else:
@@ -89,9 +86,6 @@ def apart(module: Any, device: torch.device) -> tuple[Any, str | None]:
     sweep(graph)
     _take_in(graph, changing)
     _drop_copies(graph, changing)
-    sweep(graph)
-    why = make([(n.target, n.args) for n in graph.nodes if n.target in _OURS], device)
-    return (fx.GraphModule(module, graph), None) if why is None else (module, why)
 
 
 def _given(node: Node) -> tuple[Node, Node, Any, list[Any]]:

@@ -7,7 +7,7 @@ calls a kernel has no schema: whoever reads a graph takes it for one that writes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from equipoise.engine.rewrite import NODE, Graph, Node
+from equipoise.engine.rewrite import NODE, Graph, Node, changed, sweep
 from equipoise.engine.tape import Form
 
 _FIRST = (8, 0)  # the first generation of devices (Ampere) with tensor cores for products of float32
@@ -31,6 +31,31 @@ def why_not(device: torch.device) -> str | None:
     if find_spec("triton") is None:
         return "they need Triton, which is not installed"
     return None
+
+
+def replaced(
+    module: Any,
+    device: torch.device,
+    able: Callable[[torch.device], str | None],
+    fitting: Callable[[Graph], list[Node]],
+    rewrite: Callable[[Graph, list[Node], set[Node]], None],
+    ours: Collection[Any],
+) -> tuple[Any, str | None]:
+    """A module in a copy of whose graph `rewrite` has put `ours` in the place of what is `fitting`, if kernels can be
+    made. With it, why all had to stay on a GPU, if there is something and it did.
+
+    `rewrite` is told which tensors are changing. What it replaces is not written to, and what replaces it writes none.
+    """
+    if not fitting(module.graph):
+        return module, None
+    if (why := able(device)) is not None:
+        return module, why if device.type == "cuda" else None
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    rewrite(graph, fitting(graph), changed(graph))
+    sweep(graph)
+    why = make([(n.target, n.args) for n in graph.nodes if n.target in ours], device)
+    return (fx.GraphModule(module, graph), None) if why is None else (module, why)
 
 
 def call(graph: Graph, target: Any, args: tuple[Any, ...], shape: Sequence[int]) -> Node:

@@ -21,9 +21,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from equipoise.engine.custom import call, in_one_piece, make, why_not
+from equipoise.engine.custom import call, in_one_piece, replaced, why_not
 from equipoise.engine.rewrite import Graph, Node, aten, changed, origins, shape_of, sweep
 
 _POOL, _BACKWARD = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
@@ -61,18 +61,12 @@ def apart(module: Any, device: torch.device) -> tuple[Any, str | None]:
 
     With it, why they had to stay on a GPU, if there are some and they did.
     """
-    if not _fitting(module.graph):
-        return module, None
-    if (why := why_not(device)) is not None:
-        return module, why if device.type == "cuda" else None
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    changing = changed(graph)  # what is replaced is not written to, and what replaces it writes nothing
-    for node in _fitting(graph):
+    return replaced(module, device, why_not, _fitting, _rewrite, _OURS)
+
+
+def _rewrite(graph: Graph, fitting: list[Node], changing: set[Node]) -> None:
+    for node in fitting:
         _replace(graph, node, changing)
-    sweep(graph)
-    why = make([(n.target, n.args) for n in graph.nodes if n.target in _OURS], device)
-    return (fx.GraphModule(module, graph), None) if why is None else (module, why)
 
 
 def _fitting(graph: Graph) -> list[Node]:
