@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from in_graphs import away, microseconds
 from torch import Tensor
 
 from equipoise.engine import pool_kernels
@@ -47,16 +48,6 @@ LAYERS = {
 }
 SIZE = (2, 2)
 HOW = ([2, 2], [2, 2], [0, 0], [1, 1], False)
-
-
-def microseconds(graph: torch.cuda.CUDAGraph, times: int) -> float:
-    """Of one of the `times` that a graph does the same work."""
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    graph.replay()
-    ended.record()
-    torch.cuda.synchronize()
-    return 1000 * began.elapsed_time(ended) / times
 
 
 class Layer:
@@ -104,8 +95,8 @@ def check(name: str, layer: Layer) -> None:
     exact &= torch.equal(full, our_full)
     del full, our_full
     right = layer.summed(torch.where(layer.y > 0, layer.g, 0.0).double())
-    away = [float((t - right).norm() / right.norm()) for t in (total, our_total)]
-    print(f"{name}: {'the same bits' if exact else 'NOT THE SAME'}; sums off by {away[0]:.0e}, ours {away[1]:.0e}")
+    off = [away(t, right) for t in (total, our_total)]
+    print(f"{name}: {'the same bits' if exact else 'NOT THE SAME'}; sums off by {off[0]:.0e}, ours {off[1]:.0e}")
 
 
 def repeated(work: Callable[[], object], times: int) -> None:
@@ -124,8 +115,8 @@ def measure(name: str, repeats: int) -> None:
     ):
         made = [captured(partial(repeated, way, times)) for way in ways]
         for graph in made:
-            microseconds(graph, times)
-        turns = [[microseconds(graph, times) for graph in made] for _ in range(repeats)]
+            microseconds(graph, 1)
+        turns = [[microseconds(graph, 1) / times for graph in made] for _ in range(repeats)]
         old, new = (statistics.median(column) for column in zip(*turns, strict=True))
         share = layer.bytes()[what] / (new * 1e-6) / SPEED
         print(f"  {what}: torch {old:.1f} us, ours {new:.1f} = {old / new:.1f} x as fast, {share:.0%} of memory speed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +58,19 @@ def simulation(
     chosen = {"device": "cpu"} if run.device == "auto" else {}
     chosen |= {"replay": "off"} if run.replay == "auto" else {}  # a test's few steps are not worth recording
     return Simulation(scenario, method or Method(), replace(run, **chosen))
+
+
+class Of(nn.Module):
+    """A model of some parts and a function of them."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
 
 
 def relative(a: Tensor, b: Tensor) -> float:

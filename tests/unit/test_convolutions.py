@@ -19,7 +19,7 @@ from equipoise.engine.tape import taken_down
 from equipoise.methods import fedavg
 from equipoise.models import build
 from equipoise.streams import Stream
-from tests.small import federation, relative, simulation
+from tests.small import Of, federation, relative, simulation
 
 
 def forward(x: Tensor, w: Tensor, pad: Sequence[int], bias: Tensor | None = None, relu: bool = False) -> Tensor:
@@ -164,19 +164,6 @@ def test_a_whole_step_that_overwrites_its_weights(able: None) -> None:
     made = record.record(down, [w, x, lr], [False, False, True])
     found = made.step(w.clone(), x, *made.ahead(lr))[0]
     torch.testing.assert_close(found, down(w, x, lr)[0], rtol=1e-4, atol=1e-6)
-
-
-class Of(nn.Module):
-    """A model of some parts and a function of them."""
-
-    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
 
 
 def _residual(of: Any, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from equipoise.engine.tape import taken_down
 from equipoise.methods import ditto, fedavg
 from equipoise.models import build
 from equipoise.streams import Stream
-from tests.small import federation, relative, simulation
+from tests.small import Of, federation, relative, simulation
 
 CPU = torch.device("cpu")
 PLAIN = {aten.bmm.default, aten.baddbmm.default, aten.baddbmm_.default}
@@ -77,17 +77,8 @@ def able(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return SEEN
 
 
-class Of(nn.Module):
-    """A model of some parts and a function of them."""
-
-    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x.flatten(1))
+def flat(function: Callable[[Any, Tensor], Tensor], **parts: Any) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), Of(function, **parts))
 
 
 def weights(*shape: int) -> nn.Parameter:
@@ -110,18 +101,18 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "no bias": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(18, 6, bias=False), nn.ReLU(), nn.Linear(6, 5, bias=False)
     ),
-    "used twice": lambda: Of(
+    "used twice": lambda: flat(
         lambda of, x: of.head(of.b(of.b(of.a(x)).relu()).tanh()),
         **{"a": nn.Linear(18, 6), "b": nn.Linear(6, 6), "head": nn.Linear(6, 5)},
     ),
-    "a bias for two": lambda: Of(
+    "a bias for two": lambda: flat(
         lambda of, x: F.linear(F.linear(x, of.a, of.c).relu(), of.b, of.c)[:, :5],
         **{"a": weights(6, 18), "b": weights(6, 6), "c": weights(6)},
     ),
-    "in place": lambda: Of(_in_place, a=nn.Linear(18, 6), b=nn.Linear(6, 6), head=nn.Linear(6, 5)),
-    "residual": lambda: Of(_residual, a=nn.Linear(18, 6), b=nn.Linear(6, 6), head=nn.Linear(6, 5)),
-    "two matrices as one": lambda: Of(lambda of, x: x @ (of.a @ of.b), a=weights(18, 3), b=weights(3, 5)),
-    "turned": lambda: Of(lambda of, x: (of.b @ (of.a @ x.T).relu()).T, a=weights(6, 18), b=weights(5, 6)),
+    "in place": lambda: flat(_in_place, a=nn.Linear(18, 6), b=nn.Linear(6, 6), head=nn.Linear(6, 5)),
+    "residual": lambda: flat(_residual, a=nn.Linear(18, 6), b=nn.Linear(6, 6), head=nn.Linear(6, 5)),
+    "two matrices as one": lambda: flat(lambda of, x: x @ (of.a @ of.b), a=weights(18, 3), b=weights(3, 5)),
+    "turned": lambda: flat(lambda of, x: (of.b @ (of.a @ x.T).relu()).T, a=weights(6, 18), b=weights(5, 6)),
 }
 
 

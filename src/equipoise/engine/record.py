@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from equipoise.engine import convolutions, pools, products
+from equipoise.engine import convolutions, custom, pools, products
 from equipoise.engine.descent import descend_in_place
 from equipoise.engine.rewrite import Graph, Node, aten, hasten, schema_of, simplify, written
 from equipoise.engine.tape import Unrecordable as Unrecordable
@@ -85,7 +85,7 @@ def record(
     except Unrecordable:
         raise
     except Exception as error:  # tracing runs the user's code on unusual tensors: anything may come out
-        raise Unrecordable(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
+        raise Unrecordable(custom.told(error)) from None
     _refuse_what_depends(module)
     device = examples[0].device
     simplify(module.graph, device)

@@ -19,8 +19,8 @@ times the square root of the number drawn, which is ||a||_2 when all are drawn. 
 whose training alone diverged, counts with the mean gap too: its training loss would be no gap in the paper's sense.
 "sqrt_k" is ours: with it lam = 0 is FedAvg with a plain mean, while with "norm" all steps are also about sqrt(K) times
 shorter, so that lam and the step size are confounded. Alone a client trains until its curve of losses flattens
-(Appendix B.1); where it has spikes, the model of the lowest training loss is kept. The paper names no cap on that; ours
-is for small experiments.
+(Appendix B.1); where it has spikes, the model of the lowest training loss is kept. The paper has a cap on that too, and
+does not name it; ours is for small experiments.
 """
 
 from dataclasses import dataclass
