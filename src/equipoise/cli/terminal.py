@@ -17,6 +17,8 @@ import typer
 
 from equipoise.errors import EquipoiseError
 
+_LARGE = 1e6  # numbers from here on are told by their first digits
+
 if TYPE_CHECKING:
     from equipoise.experiment import Progress
 
@@ -106,7 +108,9 @@ def number(value: Any) -> str:
     """A value of a table as text."""
     if value is None or value != value:
         return "-"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4f}" if abs(value) < _LARGE else f"{value:.3g}"  # of a model that diverged, say
 
 
 Report = Callable[["Progress"], None]
