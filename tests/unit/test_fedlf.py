@@ -159,7 +159,8 @@ def test_merged_layers_are_solved_as_one() -> None:
     c = opposed(1)
     outcome = run(c)
     joined = Layout.of({"a": torch.empty(4), "bc": torch.empty(8)})
-    assert torch.equal(outcome.direction, run(replace(c, layout=joined)).direction)
+    # to rounding: products of joined layers are sums of the layers' products, whose order differs between processors
+    assert relative(outcome.direction, run(replace(c, layout=joined)).direction) < 1e-12
 
 
 def test_with_one_layer_it_is_the_model_level_method() -> None:
