@@ -90,7 +90,8 @@ def _basis(simulation: Simulation, stop: Stop) -> dict[str, Any]:
         "train": {"loss": train.loss, "lr": train.lr, "batch": train.batch},
         "stop": asdict(stop) | {"kept": "lowest"},
         "seed": simulation.settings.seed,
-        "executor": f"{'vmap' if simulation.vectorised else 'loop'} on {s.w0.device.type}",
+        "executor": f"{'vmap' if simulation.vectorised else 'loop'} on {s.w0.device.type}"
+        + (", played back" if s.alone else ""),
         "version": version("equipoise"),
     }
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from equipoise import contract, registry
 from equipoise.at import At
 from equipoise.core import ClientRule, Method, State
+from equipoise.engine.replay import Replay
 from equipoise.engine.run import Scenario, Simulation, local_steps
 from equipoise.engine.settings import Participation, Run, Train
 from equipoise.engine.stage import Played
@@ -144,8 +145,26 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_why(rule: type[ClientRul
     assert sims[1].simulator.replay is not None and reason in sims[1].simulator.replay.reasons[rule.__name__]
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_cohort_that_lacks_some_is_filled_up_and_nobody_can_tell(name: str) -> None:
+    """Between the full cohort and half of it one recording does for all, and for whole batches that are less wide."""
+    fed, shy = contract.sample_federation((6, 5, 1, 4, 7, 3, 5, 6)), Participation(dropout=0.25)
+    sims = [after(METHODS[name].make(), replay, rounds=4, fed=fed, participation=shy) for replay in ("off", "on")]
+    compare(*sims)
+    replay = sims[1].simulator.replay
+    assert replay is not None and replay.reasons == {} and replay.clients == {8}
+    assert {form[1][0] for key in replay._made for form in key[3] if form[0] == "w"} == {8}  # type: ignore[index]
+
+
+def test_a_cohort_of_less_than_half_is_not_filled_up() -> None:
+    replay = Replay(frozenset({8, 3}), 5, False)
+    assert [replay.room(k, 5)[0] for k in (1, 2, 3, 4, 7, 8, 9)] == [1, 3, 3, 8, 8, 8, 9]
+    assert [replay.room(7, w) for w in (2, 3, 5, 6)] == [(7, 2), (8, 5), (8, 5), (7, 6)]
+    assert Replay(None, None, False).room(5, 5) == (5, 5)
+
+
 def test_a_stopped_run_plays_back_the_same_steps() -> None:
-    """Rounds with missing clients are taken one by one, whether or not a recording exists by then."""
+    """Whether or not a recording exists by then that rounds with missing clients can use."""
     shy = Participation(dropout=0.4)
     whole = after(Method(), "on", rounds=6, participation=shy)
     first = after(Method(), "on", rounds=3, participation=shy)

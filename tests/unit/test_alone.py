@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from equipoise.at import Schedule, Stop
 from equipoise.engine import clients
 from equipoise.engine.clients import Done, Executor
+from equipoise.engine.replay import Replay
 from equipoise.streams import Stream
 from tests.small import federation, simulation
 
@@ -61,3 +63,18 @@ def test_one_client(curve: list[float], kept: int, spent: int, monkeypatch: pyte
 def test_clients_stop_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     curves = [[8.0, 7.9, 0.0], [8.0, 4.0, 6.0, 2.0, 2.0, 0.0], [8.0, 4.0, 5.0, 6.0, 0.0]]
     assert reached(curves, monkeypatch) == ([1, 4, 1], [1, 4, 3])
+
+
+@pytest.mark.parametrize("batch", [3, None])
+def test_played_back_it_comes_to_the_same(batch: int | None) -> None:
+    """As on a GPU: whoever is left, in batches of whatever size."""
+    sim = simulation(fed=federation([5, 9, 4, 7]))
+    plain, s = sim.simulator.executor(), sim.simulator
+    record = Replay(None, None, False)
+    again = Executor(replace(plain.world, alone=record))
+    models = [
+        how.fit_alone(torch.arange(4), s.w0, Schedule(batch=batch), 0.5, Stop(0.2, 2, 12), Stream(3))
+        for how in (plain, again)
+    ]
+    assert torch.allclose(*models, rtol=0, atol=1e-12) and not torch.allclose(models[0], s.w0.expand(4, -1))
+    assert not record.reasons and len(record._made) > 1  # some had stopped sooner than others

@@ -8,7 +8,7 @@ A convolution is a product of matrices, one of which is never written down:
 
 Libraries take the clients of a grouped convolution one after the other, or side by side with little to do for each.
 Here clients are one more axis of the grid. Products are taken on tensor cores; in full precision every number is cut in
-two (tf32x3), which leaves nearly as many digits as float32 has. Sizes of blocks are those that were fastest over the
+two (`dots`), which leaves nearly as many digits as float32 has. Sizes of blocks are those that were fastest over the
 papers' models on one H200 (`benchmarks/gpu_convolutions.py`).
 
 Only `convolutions` imports this module, and only where there is a GPU and Triton.
@@ -20,6 +20,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from equipoise.engine.dots import add_dot
 
 _DEEP = 16  # planes that fill a tensor core
 _ENOUGH = 1056
@@ -68,7 +70,7 @@ def _apply(  # type: ignore[no-untyped-def]
             known = (o < FILTERS)[:, None] & (q < PLANES * ROWS * COLUMNS)[None, :]
         turn = plane * w_plane + r * w_row + s * w_column
         filters = tl.load(w + (o * w_filter)[:, None] + turn[None, :], known, 0.0)
-        total = tl.dot(filters, seen, total, input_precision=PRECISION)
+        total = add_dot(filters, seen, total, PRECISION)
     if BIAS:
         total += tl.load(bias + client * b_client + o * b_filter, o < FILTERS, 0.0)[:, None]
     if RELU:
@@ -103,7 +105,7 @@ def _sum(  # type: ignore[no-untyped-def]
             there &= (at_i >= 0) & (at_i < HEIGHT) & (at_j >= 0) & (at_j < WIDTH)
         start = sample * x_sample + (i - UP) * WIDTH + (j - LEFT)
         seen = tl.load(x + (plane * x_plane + r * WIDTH + s)[:, None] + start[None, :], there, 0.0)
-        total = tl.dot(given, tl.trans(seen), total, input_precision=PRECISION)
+        total = add_dot(given, tl.trans(seen), total, PRECISION)
     part += tl.program_id(2).to(tl.int64) * (FILTERS * PLANES * ROWS * COLUMNS)
     to = (o * (PLANES * ROWS * COLUMNS))[:, None] + q[None, :]
     tl.store(part + to, total, (o < FILTERS)[:, None] & (q < PLANES * ROWS * COLUMNS)[None, :])

@@ -6,7 +6,7 @@
 With a batch of 8 to 64 samples a product takes no longer than its weights take to be read; libraries, which cut
 matrices into large squares, read them at a fifth of what memory gives. Here a block is as narrow as the batch. Where
 there would be too few programs to keep all of the memory busy, the sum is cut into parts, which a second kernel adds up
-in the same order always. Products are taken on tensor cores; in full precision every number is cut in two (tf32x3),
+in the same order always. Products are taken on tensor cores; in full precision every number is cut in two (`dots`),
 which leaves nearly as many digits as float32 has.
 
 Sizes are numbers to a kernel, not constants of it: one that was compiled for a layer does for others that lie alike.
@@ -22,6 +22,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from equipoise.engine.dots import add_dot
 
 _ENOUGH = 528
 """Programs that keep a GPU busy; a sum is cut into parts until there are so many."""
@@ -109,7 +111,7 @@ def _multiply(  # type: ignore[no-untyped-def]
             b_at = (q * _times(b_line, B_UNIT))[:, None] + j[None, :]
             b_in = (q < k)[:, None] & (j < _times(n, B_UNIT))[None, :]
         left, right = tl.load(a + a_at, a_in, 0.0), tl.load(b + b_at, b_in, 0.0)
-        total = tl.dot(left, right, total, input_precision=PRECISION)
+        total = add_dot(left, right, total, PRECISION)
     shift = total
     if BIAS:
         shift = tl.load(bias + client * bias_client + j * bias_column, j < n, 0.0)[None, :]

@@ -7,7 +7,7 @@ batch, the key of dropout, the step size. A step that cannot be recorded runs as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from threading import Lock
 from typing import NoReturn
 
@@ -20,11 +20,12 @@ from equipoise.data.federation import SPLITS
 from equipoise.engine import graphs
 from equipoise.engine.batches import Batches
 from equipoise.engine.record import Unrecordable, record
-from equipoise.engine.stage import STATE, Inputs, Played, holds, walk
+from equipoise.engine.stage import STATE, Inputs, Played, holds, running_out, walk
 from equipoise.engine.view import View, World
 
 _EACH = ("index", "mask", "key", "x", "y")  # what differs from step to step; all else holds for the round
 _MESSAGE, _SIZE = "message.", "size."
+_WASTE = 2  # times as much as there is: what is still better than steps that are not played back
 
 
 class Recording(View):
@@ -104,15 +105,16 @@ def _others(step: Callable[..., list[Tensor]], inputs: Inputs) -> Inputs:
 
 
 class Captured:
-    """A recorded step as CUDA graphs: launched once per step, with everything it reads and writes in fixed places.
+    """A recorded step as a CUDA graph: launched once per step, with everything it reads and writes in fixed places.
 
-    What comes ahead of a step has a graph of its own, launched only where the mask is another.
+    What comes ahead of a step has a graph of its own, launched only where the mask is another. Clients that run out of
+    steps are put aside between two launches, and put back in the end, as in `stage.walk`.
     """
 
     def __init__(self, play: Played, inputs: Inputs, steps: int) -> None:
         self.fixed = {n: t.clone() for n, t in inputs.items() if n not in _EACH and n != "w"}
         self.each = {n: t.new_zeros((steps, *t.shape)) for n, t in inputs.items() if n in _EACH}
-        self.active = torch.ones((steps, len(inputs["w"])), dtype=torch.bool, device=inputs["w"].device)
+        self.steps = steps
         self.at = torch.zeros(1, dtype=torch.int64, device=inputs["w"].device)
         self.play, self.model = play, play.room(inputs["w"])
         self.model.enter(inputs["w"])
@@ -120,7 +122,7 @@ class Captured:
         """Where the models and the state lie, before every step and after it."""
         self.ahead = self._capture(self._ahead)
         self.ahead.replay()  # to capture is not to do; the step, which is run before it is captured, needs the numbers
-        self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        self.step = self._capture(self._step)
 
     def _now(self, names: Collection[str]) -> Inputs:
         """These inputs of the step that comes next."""
@@ -129,32 +131,22 @@ class Captured:
     def _ahead(self) -> None:
         self.known = self.play.ahead(self._now(self.play.holding))
 
-    def _step(self, hold: bool) -> None:
-        """A step of everyone, after which those without one are put back, if `hold`."""
-        before = [t.clone() for t in self.places] if hold else self.places
+    def _step(self) -> None:
         state = self.model.step([*self._now(self.play.moving).values(), *self.known])
-        found = self._aside([*self.model.parts, *state])
+        found = self._copied([*self.model.parts, *state])
         self.model.parts = self.places[: len(self.model.parts)]
-        active = self.active.index_select(0, self.at)[0] if hold else self.active
-        for place, new, old in zip(self.places, found, before, strict=True):
-            if hold:
-                place.copy_(torch.where(active.view(-1, *[1] * (new.dim() - 1)), new, old))
-            elif new is not place:
+        for place, new in zip(self.places, found, strict=True):
+            if new is not place:
                 place.copy_(new)
         self.at.add_(1)
 
-    def _aside(self, found: list[Tensor]) -> list[Tensor]:
+    def _copied(self, found: list[Tensor]) -> list[Tensor]:
         """What is still in the place of another, which is about to be overwritten (say, the w before), copied."""
         ours = {t.untyped_storage().data_ptr() for t in (*self.places, *self.fixed.values())}
         return [
             t.clone() if t is not place and t.untyped_storage().data_ptr() in ours else t
             for t, place in zip(found, self.places, strict=True)
         ]
-
-    def prepare(self, hold: bool) -> None:
-        """Capture a step, with or without clients that stay where they are, unless that is done."""
-        if hold not in self.graphs:
-            self.graphs[hold] = self._capture(lambda: self._step(hold))
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         return graphs.captured(work, self.at.zero_)
@@ -163,20 +155,23 @@ class Captured:
         self, fixed: Inputs, each: Inputs, batches: Batches, update: Tensor | None
     ) -> tuple[Tensor | None, State]:
         """All steps of a round."""
-        active, steps = _active(batches.steps, self.at.device), batches.longest
+        resting, steps = running_out(batches.steps, self.at.device), batches.longest
         self.model.enter(fixed["w"])
         for name in self.play.used & self.fixed.keys():
             self.fixed[name].copy_(fixed[name])
         for name in self.play.used & each.keys():
             self.each[name][:steps].copy_(each[name])
-        if active is not None:
-            self.active[:steps].copy_(active)
         self.at.zero_()
-        graph = self.graphs[active is not None]
-        for turn in batches.turns:
+        ready: list[list[Tensor]] = []
+        for s, turn in enumerate(batches.turns):
+            if s in resting:
+                ready.append([t[resting[s]] for t in self.places])
             if turn:
                 self.ahead.replay()
-            graph.replay()
+            self.step.replay()
+        for out, kept in zip(resting.values(), ready, strict=True):
+            for place, rows in zip(self.places, kept, strict=True):
+                place.index_copy_(0, out, rows)
         state = {n: self.fixed[n].clone() for n in self.play.state}
         if update is None:
             return torch.cat(self.model.parts, 1), state
@@ -187,11 +182,12 @@ class Captured:
 class Replay:
     """Recordings of a run's steps, made when they are first needed.
 
-    Which steps are played back depends on the scenario alone, never on what happened before: a run that was stopped and
-    resumed takes the same ones. So cohorts must be cut as a full one is (`clients`), and batches be full (`batch`).
+    Which steps are played back depends on the scenario and the cohort, never on what happened before: a run that was
+    stopped and resumed takes the same ones. Cohorts must be cut as a full one is (`clients`), and batches be full
+    (`batch`); where None is said, whatever comes is played back. A cohort that lacks some is filled up (`room`).
     """
 
-    def __init__(self, clients: frozenset[int], batch: int, capture: bool) -> None:
+    def __init__(self, clients: frozenset[int] | None, batch: int | None, capture: bool) -> None:
         self.clients, self.batch, self.capture = clients, batch, capture
         self.reasons: dict[str, str] = {}
         """Why a rule's steps are not played back, by its name."""
@@ -200,6 +196,15 @@ class Replay:
         self._made: dict[object, Played | None] = {}
         self._captured: dict[object, Captured | None] = {}
         self._lock = Lock()
+
+    def room(self, clients: int, width: int) -> tuple[int, int]:
+        """What so many clients and so wide batches should be filled up to, to be played back; the same if to nothing.
+
+        Not to more than twice as much.
+        """
+        rows = min((n for n in self.clients or () if clients <= n <= _WASTE * clients), default=0)
+        wide = self.batch if self.batch and width <= self.batch <= _WASTE * width else 0
+        return (rows, wide) if rows and wide else (clients, width)
 
     def steps(
         self, rule: ClientRule, view: View, w: Tensor, state: State, update: Tensor | None = None
@@ -210,7 +215,8 @@ class Replay:
         """
         batches = view.batches
         _, _, k, width = batches.index.shape
-        if batches.longest == 0 or k not in self.clients or width != self.batch:
+        other = (self.clients is not None and k not in self.clients) or (self.batch is not None and width != self.batch)
+        if batches.longest == 0 or other:
             return None
         fixed, each = _inputs(view, w, state)
         first = {**fixed, **{n: t[0] for n, t in each.items()}}
@@ -242,11 +248,9 @@ class Replay:
     def _graph(self, key: object, rule: ClientRule, play: Played, view: View, inputs: Inputs) -> Captured | None:
         made, steps = self._captured.get(key), view.batches.longest
         try:
-            if key not in self._captured or (made is not None and len(made.active) < steps):
+            if key not in self._captured or (made is not None and made.steps < steps):
                 inputs = {**inputs, **_sizes(view)}
                 self._captured[key] = made = Captured(play, inputs, steps if made is None else 2 * steps)
-            if made is not None:
-                made.prepare(min(view.batches.steps) < steps)
         except RuntimeError as error:  # an operation that a graph cannot hold
             self._captured[key] = made = None
             self.reasons[type(rule).__name__] = f"no CUDA graph: {str(error).splitlines()[0]}"
@@ -279,11 +283,3 @@ def _sizes(view: View, used: Collection[str] | None = None) -> Inputs:
 
 def _form(inputs: Inputs) -> tuple[object, ...]:
     return tuple((n, t.shape, t.dtype, t.device) for n, t in inputs.items())
-
-
-def _active(steps: Sequence[int], device: torch.device) -> Tensor | None:
-    """[S, K]: who has a step left; None if all have the same number."""
-    longest = max(steps)
-    if min(steps) == longest:
-        return None
-    return (torch.arange(longest)[:, None] < torch.tensor(steps)[None]).to(device)

@@ -56,7 +56,7 @@ class Simulation:
         added = scenario.attack.added_to(fed.n_clients) if scenario.attack else 0
         participants = Participants(scenario.participation, fed.sizes, stream, added)
         replay = run.replay == "on" or (run.replay == "auto" and local_steps(scenario.train, fed.sizes) >= _WORTH)
-        how = How(device, self.vectorised, run.workers, replay, run.precision, run.personal)
+        how = How(device, self.vectorised, run.workers, replay, run.replay != "off", run.precision, run.personal)
         self.simulator = Simulator(method, net, fed, scenario.train, participants, scenario.attack, stream, how)
         self.server = Server(
             method, net.initial(), net.layout, participants, scenario.train, scenario.admission, stream
@@ -91,9 +91,10 @@ class Simulation:
     @property
     def remarks(self) -> list[str]:
         """What is not done as fast as it might be, and why; known after the first round."""
-        replay, risks = self.simulator.replay, self.simulator.risks
-        steps, losses = replay.reasons if replay else {}, risks.reasons if risks else {}
-        plain, asked = dict(replay.plain) if replay else {}, self.simulator.net.asked.reason
+        played, risks = [r for r in (self.simulator.replay, self.simulator.alone) if r], self.simulator.risks
+        steps = {rule: why for r in played for rule, why in r.reasons.items()}
+        plain, losses = {of: why for r in played for of, why in r.plain.items()}, risks.reasons if risks else {}
+        asked = self.simulator.net.asked.reason
         if asked:
             plain["convolutions of models that are asked"] = asked
         return [

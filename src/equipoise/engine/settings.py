@@ -97,7 +97,8 @@ class Run:
     replay: Literal["auto", "on", "off"] = "auto"
     """Whether local steps are recorded once and played back (`engine.replay`), which differs in the last digits.
 
-    "auto": if the largest client would take 300 steps or more in the whole run, drawn in every round.
+    "auto": if the largest client would take 300 steps or more in the whole run, drawn in every round. What clients
+    train alone (EAGLE) is played back on a GPU unless this is "off".
     """
     workers: int = 1
     """Threads of the loop executor; results do not depend on it."""

@@ -39,6 +39,8 @@ class How:
     vectorised: bool
     workers: int = 1
     replay: bool = False
+    alone: bool = False
+    """Whether training alone may be played back too, which it is on a GPU."""
     precision: str = "full"
     personal: Wish = "device"
 
@@ -70,10 +72,13 @@ class Simulator:
         self.store, self.w0 = ClientStore(federation.n_clients, how.device, how.personal), net.initial()
         on_gpu = how.device.type == "cuda"
         sizes = frozenset(c.stop - c.start for c in cuts(participants.most, net.layout.size, how.vectorised))
-        widest = train.batch or int(self.host.size.max()) if len(self.host.size) else 0
+        batch = self.rule.schedule(self.schedule, 0, stream.child("schedule", 0)).batch
+        widest = batch or int(self.host.size.max()) if len(self.host.size) else 0
         capture = on_gpu and how.workers == 1
         self.replay = Replay(sizes, widest, capture) if how.replay else None
         self.risks = Risks(sizes) if how.replay and capture else None
+        # However short a run is, clients train alone for long; operation by operation, as their number changes.
+        self.alone = Replay(None, None, False) if how.alone and on_gpu and how.vectorised else None
         self._last: tuple[Tensor, Done] | None = None
         self._stateful = bool(self.rule.init(self.w0[None]))
         self._side = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
@@ -86,7 +91,7 @@ class Simulator:
         """[N, d]: what the N original clients reach alone, on clean data; set by whoever keeps it between runs."""
 
     def executor(self, disturb: Disturb | None = None) -> Executor:
-        how = self.vectorised, disturb, self.replay, self.precision, self.risks
+        how = self.vectorised, disturb, self.replay, self.precision, self.risks, self.alone
         return Executor(World(self.net, self.federation, self.host, *how), self.workers)
 
     def __call__(self, plan: Plan) -> Replies:

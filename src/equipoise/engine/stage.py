@@ -8,6 +8,7 @@ full or run out.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 from equipoise.core import State
 from equipoise.engine.batches import Batches
 from equipoise.engine.record import Apart, Recorded
+from equipoise.questions import moved
 
 Inputs = dict[str, Tensor]
 STATE = "state."  # the names of inputs that are a client's state begin so
@@ -129,6 +131,16 @@ class Played:
                 self._spare.append(model)
 
 
+def running_out(steps: Sequence[int], device: torch.device) -> dict[int, Tensor]:
+    """Who has no more steps than that many, by that number; those who have the most are left out."""
+    early = sorted((n, k) for k, n in enumerate(steps) if n < max(steps))
+    if not early:
+        return {}
+    many = Counter(n for n, _ in early)
+    who = moved(torch.tensor([k for _, k in early]), device)
+    return dict(zip(many, torch.split(who, list(many.values())), strict=True))
+
+
 def walk(
     play: Played, fixed: Inputs, each: Inputs, batches: Batches, update: Tensor | None
 ) -> tuple[Tensor | None, State]:
@@ -138,15 +150,14 @@ def walk(
     """
     state = {n: fixed[n] for n in play.state}
     ready: list[tuple[Tensor, list[Tensor], list[Tensor]]] = []
-    steps, turns, by_step = batches.steps, batches.turns, {n: t.unbind() for n, t in each.items()}
+    resting, by_step = running_out(batches.steps, fixed["w"].device), {n: t.unbind() for n, t in each.items()}
     with play.model(fixed["w"]) as model:
-        for s in range(max(steps)):
-            resting = [k for k, n in enumerate(steps) if n == s]
-            if resting:
-                out = torch.tensor(resting, device=fixed["w"].device)
+        for s, turn in enumerate(batches.turns):
+            if s in resting:
+                out = resting[s]
                 ready.append((out, model.take(out), [t[out] for t in state.values()]))
             now = {**state, **{n: t[s] for n, t in by_step.items()}}
-            if turns[s]:
+            if turn:
                 known = play.ahead({**fixed, **now})
             state = dict(zip(play.state, model.step([*(now[n] for n in play.moving), *known]), strict=True))
         if ready:

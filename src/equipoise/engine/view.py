@@ -40,6 +40,8 @@ class World:
     precision: str = "full"
     """Of local steps, see `engine.precision`."""
     risks: Risks | None = None
+    alone: Replay | None = None
+    """For training alone."""
 
 
 class View:
