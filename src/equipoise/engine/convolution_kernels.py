@@ -24,6 +24,7 @@ from torch import Tensor
 from equipoise.engine.dots import add_dot
 
 _DEEP = 16  # planes that fill a tensor core
+_FEW = 150  # numbers in a filter, of which a block takes fewer
 _ENOUGH = 1056
 """Programs that keep a GPU busy; a sum over places is cut into parts until there are so many."""
 
@@ -146,7 +147,7 @@ def _applied(
     strides = w.stride()
     if turned:  # from the last number of a filter back to the first
         w, strides = w[..., rows - 1 :, columns - 1 :], (*strides[:3], -strides[3], -strides[4])
-    m, n, k, warps, stages = _blocks(planes, filters, deep)
+    m, n, k, warps, stages = _blocks(filters, planes * rows * columns, deep)
     grid = triton.cdiv(batch * sizes[0] * sizes[1], n), triton.cdiv(filters, m), clients
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _apply[grid](
@@ -180,23 +181,22 @@ def of_filters(g: Tensor, x: Tensor, shape: torch.Size, pad: tuple[int, int], pr
     return part[0] if parts == 1 else part.sum(0)
 
 
-def _blocks(planes: int, filters: int, deep: bool) -> tuple[int, int, int, int, int]:
+def _blocks(filters: int, terms: int, deep: bool) -> tuple[int, int, int, int, int]:
     """Filters, places and terms of a sum in a block; warps and stages.
 
     Four warps on 64 filters would make Triton take other instructions, which with numbers cut in two are half as fast.
     """
-    m = min(_block(filters), 32 if deep else 64)
-    if not deep:
-        return (m, 128, 32, 4, 3) if m == 16 else (m, 64, 32, 2, 3)
-    k = 32 if planes % 32 == 0 else 16
-    if m == 32:
-        return m, 128, k, 4, 3
-    return (m, 64, 64, 4, 2) if planes % 64 == 0 else (m, 64, k, 2, 3)
+    m = _block(filters)
+    if m == 64:
+        return m, 64, 16 if deep or terms > 32 else 32, 2, 3
+    if deep or m == 16:
+        return m, 128, 16 if deep else 32, 4, 3
+    return m, 64, 32, 2, 3
 
 
 def _blocks_of_filters(filters: int, terms: int) -> tuple[int, int, int, int, int]:
     """Filters, numbers of a filter and places in a block; warps and stages."""
-    return _block(filters), _block(terms), 16, 2, 4
+    return (_block(filters), 32, 32, 2, 4) if terms <= _FEW else (_block(filters), 64, 16, 2, 4)
 
 
 def _block(n: int) -> int:
