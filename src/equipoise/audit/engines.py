@@ -6,6 +6,7 @@ end, each with how to learn what became of it; nobody else needs to know where t
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import platform
@@ -44,12 +45,12 @@ class Local:
 
     def ended(self, jobs: Mapping[str, Job], own: Sequence[Path]) -> Ended:
         if self.workers == 1:
-            yield from jobs.items()
+            yield from ((name, partial(_done, job)) for name, job in jobs.items())
             return
         # Spawned, not forked: a fork inherits the locks and threads of its parent in whatever state they are.
         pool = ProcessPoolExecutor(self.workers, get_context("spawn"), initializer=_start, initargs=(tuple(own),))
         try:
-            names: dict[Future[None], str] = {pool.submit(job): name for name, job in jobs.items()}
+            names: dict[Future[None], str] = {pool.submit(_done, job): name for name, job in jobs.items()}
             for future in as_completed(names):
                 yield names[future], future.result
         finally:
@@ -88,6 +89,16 @@ class Ray:
                     yield going.pop(found), partial(_result, ray, found)
             finally:
                 _cancel(ray, list(going))
+
+
+def _done(job: Job) -> None:
+    """A job, and what it leaves in memory cleared away: a run's parts refer to each other, and a process that does one
+    after the other would fill a GPU with what nobody can reach any more."""
+    try:
+        job()
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 # ------------------------------------------------------------------------------------------------- this machine
@@ -158,7 +169,7 @@ def _task(job: Job, own: tuple[Path, ...], here: Path) -> None:
         hint = "start from a folder on storage that all machines of the cluster share"
         raise EquipoiseError(f"{here} is not there on {platform.node()}", hint) from error
     _ready(own)
-    job()
+    _done(job)
 
 
 def _result(ray: Any, found: Any) -> None:

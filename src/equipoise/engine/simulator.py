@@ -72,10 +72,8 @@ class Simulator:
         self.store, self.w0 = ClientStore(federation.n_clients, how.device, how.personal), net.initial()
         on_gpu = how.device.type == "cuda"
         sizes = frozenset(c.stop - c.start for c in cuts(participants.most, net.layout.size, how.vectorised))
-        batch = self.rule.schedule(self.schedule, 0, stream.child("schedule", 0)).batch
-        widest = batch or int(self.host.size.max()) if len(self.host.size) else 0
         capture = on_gpu and how.workers == 1
-        self.replay = Replay(sizes, widest, capture) if how.replay else None
+        self.replay = Replay(sizes, self._widest(), capture) if how.replay else None
         self.risks = Risks(sizes) if how.replay and capture else None
         # However short a run is, clients train alone for long; operation by operation, as their number changes.
         self.alone = Replay(None, None, False) if how.alone and on_gpu and how.vectorised else None
@@ -89,6 +87,11 @@ class Simulator:
         """What the server would do with these replies; set by the run, for attacks that look ahead."""
         self.reached: Callable[[Stop], Tensor] | None = None
         """[N, d]: what the N original clients reach alone, on clean data; set by whoever keeps it between runs."""
+
+    def _widest(self) -> int:
+        """How many samples a full batch has."""
+        whole = int(self.host.size.max()) if len(self.host.size) else 0
+        return self.rule.schedule(self.schedule, 0, self.stream.child("schedule", 0)).batch or whole
 
     def executor(self, disturb: Disturb | None = None) -> Executor:
         how = self.vectorised, disturb, self.replay, self.precision, self.risks, self.alone
