@@ -172,11 +172,15 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedtilt", "perfedavg"])
-@pytest.mark.parametrize("model", CONVOLUTIONS)
+SMOOTH_ENOUGH = [(m, n) for m in CONVOLUTIONS for n in ("fedavg", "ditto", "fedtilt")]
+
+
+@pytest.mark.parametrize(("model", "method"), [*SMOOTH_ENOUGH, ("cnn", "perfedavg"), ("valid", "perfedavg")])
 def test_convolutions_in_kernels_of_their_own_are_the_loop_s_in_float64(model: str, method: str) -> None:
+    """On samples that bring no unit so near to the edge of a ReLU that rounding decides: noise of 1e-6 in what
+    convolutions put out moves these models by 1e-5 at most. Per-FedAvg with the ResNet it moves by 0.2."""
     kind, params, shape = CONVOLUTIONS[model]
-    fed, moved = federation((20, 33, 16), shape=shape, classes=10), []
+    fed, moved = federation((10, 17, 6), shape=shape, classes=10), []
     for dtype, executor, replay in (("float64", "loop", "off"), ("float32", "vmap", "on")):
         run = Run(executor=executor, replay=replay, dtype=dtype, device="cuda")  # type: ignore[arg-type]
         train = Train(batch=8, lr=0.05)
@@ -185,7 +189,7 @@ def test_convolutions_in_kernels_of_their_own_are_the_loop_s_in_float64(model: s
             sim.step()
         moved.append((sim.server.w - sim.simulator.w0).double())
         assert sim.remarks == [] and ("equipoise.engine.convolution_kernels" in sys.modules or dtype == "float64")
-    assert relative(moved[1], moved[0]) < 1e-3
+    assert relative(moved[1], moved[0]) < 1e-4
 
 
 @pytest.mark.parametrize("replay", ["off", "on"])
