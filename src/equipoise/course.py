@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,9 +65,12 @@ class Course:
         folder: RunFolder | MemoryRun,
         progress: Callable[[Progress], None] | None,
         tracked: tracking.Tracked,
+        on_the_way: Mapping[int, Callable[[Result], None]] | None = None,
     ) -> None:
         self.experiment, self.simulation, self.folder = experiment, simulation, folder
         self.progress, self.tracked, self.began = progress, tracked, time.monotonic()
+        self.on_the_way = on_the_way or {}
+        """Who is told, after so many rounds, what the run would be if it ended there."""
         self.stopped: str | None = None
         self.quarantined: set[int] = set()
         """Since the last evaluation."""
@@ -104,10 +107,14 @@ class Course:
                     raise Interrupted(getattr(self.folder, "path", None), simulation.round)
         if not self.series:  # no round at all: what was asked for is the initial model
             self._evaluate()
-        with phase("write"):
-            personal = simulation.personal() if self.folder.models else None
-            own = None if personal is None else dict(zip(personal[0].tolist(), personal[1], strict=True))
-            return self.folder.finish(self._summary(), simulation.server.w, own, simulation.server.layout)
+        return self._result()
+
+    @phase("write")
+    def _result(self) -> Result:
+        simulation = self.simulation
+        personal = simulation.personal() if self.folder.models else None
+        own = None if personal is None else dict(zip(personal[0].tolist(), personal[1], strict=True))
+        return self.folder.finish(self._summary(), simulation.server.w, own, simulation.server.layout)
 
     def _round(self) -> None:
         start, run = time.monotonic(), self.experiment.run
@@ -125,8 +132,11 @@ class Course:
         last = done == rounds or self.stopped is not None
         if last:
             self.simulation.finish()
-        if last or (run.eval_every and done % run.eval_every == 0):
+        early = None if last else self.on_the_way.get(done)
+        if last or early or (run.eval_every and done % run.eval_every == 0):
             self._evaluate()
+        if early:
+            early(self._result())
         self.folder.time(done, {"train": trained - start, "evaluate": time.monotonic() - trained})
         if last or done % run.checkpoint_every == 0:
             self._save()

@@ -21,7 +21,7 @@ from equipoise.data.own import from_folder
 from equipoise.data.synthetic import SYNTHETIC
 from equipoise.engine.run import Scenario, Simulation
 from equipoise.engine.settings import Admission, Participation, Run, Train
-from equipoise.errors import EquipoiseError, nearest
+from equipoise.errors import EquipoiseError, nearest, require
 from equipoise.provenance import IN_PYTHON, environment, params, recorded
 from equipoise.results import MemoryRun, Result, RunFolder, load_result
 from equipoise.streams import Stream
@@ -142,12 +142,17 @@ def execute(
     reached: Callable[[Stop], Tensor] | None = None,
     track: tracking.Tracker | None = None,
     models: bool = True,
+    on_the_way: Mapping[int, Callable[[Result], None]] | None = None,
 ) -> Result:
     """Run it to the end, from the last checkpoint in `out` if there is one; a finished run is only read.
 
     `reached` gives the models that clients reach alone, where somebody keeps them; else they are trained if need be.
     Without `models`, a run without a folder gives back only its tables: hundreds of personal models may fill a memory.
+    `on_the_way` is told, after so many rounds, what a run without a folder would come to if it ended there; its clients
+    must have nothing left to do after the last round.
     """
+    early = out is not None or experiment.method.client.finish() is not None
+    require(not (on_the_way and early), "on_the_way", sorted(on_the_way or ()), "for runs in memory, without a finish")
     simulation = Simulation(experiment.scenario, experiment.method, experiment.run)
     simulation.simulator.reached = reached
     record = recorded(experiment, out)
@@ -156,7 +161,7 @@ def execute(
         if isinstance(folder, RunFolder) and folder.finished:
             return load_result(folder.path)
         with tracking.Tracked(track, "", params(experiment)) as tracked:
-            result = Course(experiment, simulation, folder, progress, tracked).finish()
+            result = Course(experiment, simulation, folder, progress, tracked, on_the_way).finish()
             tracked.done(result.summary())
             return result
     finally:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise import files
+from equipoise import experiment, files
 from equipoise.errors import EquipoiseError
 from equipoise.reproduce import Record, home, load, matching, names, run
 from equipoise.reproduce.page import write
@@ -103,6 +103,54 @@ def test_every_cell_is_run_once_its_grid_decided_without_the_test_split(table: T
     run([table], tmp_path / "out", Wanted(scale=0.5), report=lambda step: seen.append(step.what))
     assert seen == []
     assert record.path.read_bytes() == before
+
+
+def longer() -> str:
+    """The table with columns that differ in the number of rounds."""
+    text = TABLE.replace('set.data.partition = { kind = "dirichlet", alpha = 0.5 }', "set.train.rounds = 5")
+    return text.replace("at.skewed.method.mu = 1.0\n", "")
+
+
+def numbers(table: Table, out: Path) -> dict[tuple[str, str, int, float], object]:
+    found = Record(table, out).entries.values()
+    return {(e["row"], e["column"], e["seed"], e["scale"]): e["numbers"] for e in found if e["seed"] is not None}
+
+
+def test_columns_that_differ_in_rounds_alone_share_trials_and_runs(tmp_path: Path) -> None:
+    text = longer().replace("[run.model]", "[run.participation]\nper_round = 3\n[run.model]")
+    table, seen = load("nobody/one", folder_with(tmp_path / "e", text)), []
+    assert run([table], tmp_path / "shared", report=lambda step: seen.append(step.what)) == {}
+    assert len(seen) == 2 + 3 and len(Record(table, tmp_path / "shared").entries) == 4 + 6
+    for column in ("iid", "skewed"):  # one after the other they share nothing
+        assert run([table], tmp_path / "apart", Wanted(columns=[column])) == {}
+    assert numbers(table, tmp_path / "shared") == numbers(table, tmp_path / "apart")
+    lengths = {(e["column"], e.get("rounds")) for e in Record(table, tmp_path / "shared").entries.values()}
+    assert {("iid", 2), ("skewed", 5)} <= lengths
+
+
+def test_smaller_shares_are_measured_on_the_way_where_nothing_is_chosen(tmp_path: Path) -> None:
+    table, seen = load("nobody/one", folder_with(tmp_path / "e", longer())), []
+    wanted = Wanted(columns=["skewed"], also=[0.4, 1.0])
+    run([table], tmp_path / "out", wanted, report=lambda step: seen.append(step.what))
+    assert len(seen) == 2 + 3
+    found = numbers(table, tmp_path / "out")
+    assert set(found) == {("fedavg", "skewed", 0, 1.0)} | {
+        ("fedprox", "skewed", s, f) for s in (0, 1) for f in (0.4, 1.0)
+    }
+    run([table], tmp_path / "short", Wanted(0.4, columns=["skewed"], rows=["fedprox"]))
+    short = numbers(table, tmp_path / "short")
+    assert short and all(found[key] == value for key, value in short.items())
+
+
+def test_clients_that_go_on_after_the_last_round_are_not_measured_on_the_way(tmp_path: Path) -> None:
+    text = longer().replace('name = "fedprox", mu = 0.1', 'name = "finetuning"')
+    table, seen = load("nobody/one", folder_with(tmp_path / "e", text)), []
+    wanted = Wanted(rows=["fedprox"], seeds=[0], also=[0.5])
+    assert run([table], tmp_path / "out", wanted, report=lambda step: seen.append(step.what)) == {}
+    assert len(seen) == 2 and {key[3] for key in numbers(table, tmp_path / "out")} == {1.0}
+    made = experiment.build(table.cells[-1].config())
+    with pytest.raises(EquipoiseError, match="on_the_way"):
+        experiment.execute(made, on_the_way={1: lambda result: None})
 
 
 def test_no_run_starts_after_its_time_and_what_is_left_is_run_later(table: Table, tmp_path: Path) -> None:

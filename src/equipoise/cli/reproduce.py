@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 def reproduce(
     tables: Annotated[list[str] | None, typer.Argument(help="PAPER or PAPER/TABLE; none: list them.")] = None,
     scale: Annotated[float, typer.Option(help="The share of every run's rounds.")] = 1.0,
+    also: Annotated[str | None, typer.Option(help="Measure on the way too: 0.1,0.3, smaller shares.")] = None,
     seeds: Annotated[str | None, typer.Option(help="0..4 or 0,3,7, for all rows. Default: the table's.")] = None,
     rows: Annotated[str | None, typer.Option(help="Only these rows, by name, with commas between.")] = None,
     columns: Annotated[str | None, typer.Option(help="Only these columns.")] = None,
@@ -54,7 +56,10 @@ def reproduce(
         put_table(("table", "title"), [(name, load(name, folder).head.title) for name in names(folder)])
         return
     chosen = [load(name, folder) for name in matching(tables, folder)]
-    wanted = Wanted(_positive(scale), _seeds(seeds), _names(rows), _names(columns), tuple(overrides or ()))
+    shares = [_share("--also", text) for text in _names(also) or ()]
+    wanted = Wanted(
+        *(_share("--scale", scale), _seeds(seeds), _names(rows), _names(columns), tuple(overrides or ()), shares)
+    )
     errors: dict[str, str] = {}
     if not only_show:
         where = engine_of(engine, ray_address, workers)
@@ -95,10 +100,14 @@ def _write(paper: str, folder: Path, out: Path, page: Path | None) -> None:
     say(f"page: {write(tables, out, page or out / f'{paper}.md', text).resolve()}")
 
 
-def _positive(scale: float) -> float:
-    if not 0 < scale <= 1:
-        raise EquipoiseError(f"--scale is {scale}", "above 0, at most 1")
-    return scale
+def _share(option: str, value: float | str) -> float:
+    try:
+        share = float(value)
+    except ValueError:
+        share = math.nan
+    if not 0 < share <= 1:
+        raise EquipoiseError(f"{option} is {value}", "above 0, at most 1")
+    return share
 
 
 def _names(text: str | None) -> list[str] | None:

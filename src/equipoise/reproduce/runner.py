@@ -35,6 +35,7 @@ from equipoise.reproduce.measures import (
 )
 from equipoise.reproduce.record import Entry, Record, final, leave, trial
 from equipoise.reproduce.tables import Cell, Table
+from equipoise.results import Result
 from equipoise.standalone import ExtraEpoch
 
 
@@ -49,6 +50,9 @@ class Wanted:
     columns: Sequence[str] | None = None
     sets: Sequence[str] = ()
     """Changes to every run that do not change its numbers by much: run.device=cuda."""
+    also: Sequence[float] = ()
+    """Smaller shares of the rounds to measure after on the way, where nothing has to be chosen: claims compare runs of
+    equal length."""
 
     def cells(self, table: Table) -> Iterable[Cell]:
         """The table's cells that are wanted; with seeds of one's own, every row has these."""
@@ -102,7 +106,9 @@ Named = tuple[str, Job]
 
 
 def _trials(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Named]:
+    """Columns that differ in nothing but what `choose` sets, such as the number of rounds, share their trials."""
     choose, seen = table.head.choose, set()
+    same: dict[tuple[str, bool, str], tuple[str, Wants, list[Entry]]] = {}
     for cell in wanted.cells(table):
         if len(cell.grid) == 1 or (cell.row, cell.column) in seen:
             continue
@@ -114,9 +120,12 @@ def _trials(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
             sets = [f"data.validation={choose.validation}", "run.splits=validation", "run.eval_every=0"]
             if choose.rounds is not None:
                 sets.append(f"train.rounds={max(1, round(choose.rounds * wanted.scale))}")
-            config = replace(cell, seed=choose.seed).config(tried, wanted.scale, [*sets, *wanted.sets])
-            job = partial(_try, configs.dump(config), Wants((choose.by,), cell, out / "alone"), head, record.inbox)
-            yield f"{table.name} {cell.row} {cell.column} choice {i + 1} of {len(cell.grid)}", job
+            text = configs.dump(replace(cell, seed=choose.seed).config(tried, wanted.scale, [*sets, *wanted.sets]))
+            name = f"{table.name} {cell.row} {cell.column} choice {i + 1} of {len(cell.grid)}"
+            wants = Wants((choose.by,), cell, out / "alone")
+            same.setdefault((text, cell.extra_epoch, cell.model), (name, wants, []))[2].append(head)
+    for (run, _, _), (name, wants, heads) in same.items():
+        yield name, partial(_try, run, wants, heads, record.inbox)
 
 
 def _references(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Named]:
@@ -140,13 +149,26 @@ def _references(table: Table, wanted: Wanted, record: Record, out: Path) -> Iter
 
 
 def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Named]:
+    """Runs that differ in nothing but the number of rounds are one run, measured on the way too."""
+    same: dict[tuple[object, ...], list[tuple[Cell, configs.Config, Entry]]] = {}
     for cell in wanted.cells(table):
         head, chosen = final(cell, wanted.scale), record.chosen(cell, wanted.scale)
         if record.has(head) or chosen is None:
             continue
         config = cell.config(chosen, wanted.scale, wanted.sets)
+        ends = cell.extra_epoch or config.make_method().client.finish() is not None  # which does not go on after that
+        alike = configs.dump(replace(config, train=replace(config.train, rounds=0)))
+        runs = same.setdefault((alike, cell.model, (cell.row, cell.column) if ends else None), [])
+        runs.append((cell, config, {**head, "chosen": chosen}))
+        for share in wanted.also if len(cell.grid) == 1 and not ends else ():
+            if share < wanted.scale:
+                on_the_way = cell.config(chosen, share, wanted.sets)
+                runs.append((cell, on_the_way, {**final(cell, share), "chosen": chosen}))
+    for runs in same.values():
+        cell, config, _ = max(runs, key=lambda run: run[1].train.rounds)
+        heads = [(run.train.rounds, head) for _, run, head in runs]
         wants = Wants(tuple(table.head.measures), cell, out / "alone")
-        job = partial(_measure, configs.dump(config), wants, {**head, "chosen": chosen}, record.inbox)
+        job = partial(_measure, configs.dump(config), wants, heads, record.inbox)
         yield f"{table.name} {cell.row} {cell.column} seed {cell.seed}", job
 
 
@@ -174,9 +196,11 @@ def _made(text: str, extra_epoch: bool) -> experiment.Experiment:
     return made
 
 
-def _try(text: str, wants: Wants, head: Entry, inbox: Path) -> None:
+def _try(text: str, wants: Wants, heads: Sequence[Entry], inbox: Path) -> None:
     result = experiment.execute(_made(text, wants.cell.extra_epoch), models=False)
-    leave(inbox, {**head, "score": validated(result, wants.measures[0], wants.cell.model)})
+    score = validated(result, wants.measures[0], wants.cell.model)
+    for head in heads:
+        leave(inbox, {**head, "score": score})
 
 
 def _refer(text: str, wanted: tuple[bool, bool], kept: Path) -> None:
@@ -187,18 +211,28 @@ def _refer(text: str, wanted: tuple[bool, bool], kept: Path) -> None:
         standalone_of(made, made.scenario.train.rounds, kept)
 
 
-def _measure(text: str, wants: Wants, head: Entry, inbox: Path) -> None:
+def _measure(text: str, wants: Wants, heads: Sequence[tuple[int, Entry]], inbox: Path) -> None:
+    """Leave the entries of a run, each with the number of rounds after which it is measured."""
     began, made = time.monotonic(), _made(text, wants.cell.extra_epoch)
 
     @cache
     def reached(stop: Stop) -> Tensor:
         return optima_of(made, stop, wants.cache).models
 
-    result = experiment.execute(made, reached=reached, models=False)
-    seconds, summary = time.monotonic() - began, result.summary()
-    numbers = measure(Finished(made, result, wants.cache, wants.cell.model), wants.measures)
-    ran = {"rounds": summary["rounds"], "stopped": summary["stopped"], "seconds": round(seconds, 1)}
-    leave(inbox, {**head, **ran, "numbers": numbers, **_with()})
+    def tell(some: Sequence[Entry], result: Result) -> None:
+        seconds, summary = time.monotonic() - began, result.summary()
+        numbers = measure(Finished(made, result, wants.cache, wants.cell.model), wants.measures)
+        ran = {"rounds": summary["rounds"], "stopped": summary["stopped"], "seconds": round(seconds, 1)}
+        for head in some:
+            leave(inbox, {**head, **ran, "numbers": numbers, **_with()})
+
+    after: dict[int, list[Entry]] = {}
+    for rounds, head in heads:
+        after.setdefault(rounds, []).append(head)
+    early = {rounds: partial(tell, some) for rounds, some in after.items() if rounds < max(after)}
+    result = experiment.execute(made, reached=reached, models=False, on_the_way=early)
+    done = result.summary()["rounds"]  # fewer than asked for, if it stopped by itself
+    tell([head for rounds, head in heads if rounds >= done], result)
 
 
 def _with() -> dict[str, Any]:
