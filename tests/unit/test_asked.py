@@ -93,11 +93,28 @@ def test_filters_that_all_clients_share_stay(calls: list[int]) -> None:
     assert answers(Fixed(), (1, 8, 8)).isfinite().all() and not calls
 
 
-@pytest.mark.parametrize("what", ["float64", "one client"])
-def test_what_does_not_fit_stays(calls: list[int], what: str) -> None:
+def test_other_numbers_than_float32_stay(calls: list[int]) -> None:
     module, shape = MODELS["relu"]()
-    answers(module, shape, 1 if what == "one client" else 3, torch.float64 if what == "float64" else torch.float32)
+    answers(module, shape, dtype=torch.float64)
     assert not calls
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_all_clients_share_is_asked_as_one_client_s(
+    calls: list[int], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    module, shape = MODELS[name]()
+    x, y = torch.randn(3, 4, *shape), torch.randint(5, (3, 4))
+
+    def shared() -> Tensor:
+        net = Net(module, 5, "cross-entropy", torch.device("cpu"), torch.float32)
+        return net.forward(net.initial().expand(3, -1), x, y, vectorised=True)[0]
+
+    ours = shared()
+    assert (calls and set(calls) == {1}) or name == "depthwise"
+    monkeypatch.setattr(asked, "why_not", lambda device: "none")
+    torch.testing.assert_close(ours, shared(), rtol=1e-4, atol=1e-6)
 
 
 class Steep(nn.Module):

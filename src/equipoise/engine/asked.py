@@ -1,8 +1,8 @@
 """Models of many clients that are asked, not trained: convolutions in kernels for many clients (`convolution_kernels`).
 
 A model is asked for chunks of samples of ever other sizes, so that there is no step to record. While torch maps it over
-clients, a convolution that would become a grouped one is taken out of its hands. What stays torch's is what
-`convolutions` leaves alone in a recorded step.
+clients, a convolution that would become a grouped one is taken out of its hands; so is one of a model that all clients
+share, as a single client's. What stays torch's is what `convolutions` leaves alone in a recorded step.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from equipoise.engine import convolutions
 from equipoise.engine.custom import told, why_not
 
 _PLAIN: tuple[Callable[..., Tensor], ...] = (torch.conv1d, torch.conv2d)
+_MAPPED = torch._C._functorch.TransformType.Vmap
 
 
 class Asked:
@@ -29,7 +30,7 @@ class Asked:
         self.able, self.reason = why_not(device) is None, ""
 
     def apart(self) -> AbstractContextManager[object]:
-        """While models are mapped over clients, without derivatives."""
+        """While models are mapped over clients, or one is asked for all of them, without derivatives."""
         return _Apart(self) if self.able else nullcontext()
 
     def give_up(self, error: Exception) -> None:
@@ -59,10 +60,15 @@ class _Apart(TorchFunctionMode):
     ) -> Tensor:
         pad = _each(padding, weight.dim() - 2)
         once = all(_each(n, weight.dim() - 2) == (1,) * (weight.dim() - 2) for n in (stride, dilation))
-        if once and groups == 1 and pad is not None and input.dim() == weight.dim() and _only_mapped():
-            found: Tensor = _Convolution.apply(input, weight, bias, pad, self.asked)  # type: ignore[no-untyped-call]
-            return found
-        return plain(input, weight, bias, stride, padding, dilation, groups)
+        found: Tensor | None = None
+        if once and groups == 1 and pad is not None and input.dim() == weight.dim():
+            if (around := _around()) == [_MAPPED]:
+                found = _Convolution.apply(input, weight, bias, pad, self.asked)  # type: ignore[no-untyped-call]
+            elif around == []:
+                row = None if bias is None else bias[None]
+                found = _by_kernel(input[None], weight[None], row, pad, self.asked)
+                found = None if found is None else found[0]
+        return plain(input, weight, bias, stride, padding, dilation, groups) if found is None else found
 
 
 def _each(told: Any, sides: int) -> tuple[int, ...] | None:
@@ -73,10 +79,11 @@ def _each(told: Any, sides: int) -> tuple[int, ...] | None:
     return many * sides if len(many) == 1 else many
 
 
-def _only_mapped() -> bool:
-    """Whether all that is going on around is one mapping over clients: nobody takes derivatives or maps within."""
+def _around() -> list[object] | None:
+    """What is going on around: one mapping over clients, or nothing, unless somebody transforms within; None where
+    derivatives are wanted."""
     stack = torch._C._functorch.get_interpreter_stack() or []
-    return [s.key() for s in stack] == [torch._C._functorch.TransformType.Vmap] and not torch.is_grad_enabled()
+    return None if torch.is_grad_enabled() else [s.key() for s in stack]
 
 
 class _Convolution(torch.autograd.Function):

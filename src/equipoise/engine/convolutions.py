@@ -117,12 +117,12 @@ def _fits(node: Node) -> bool:
         return False
     (batch, planes, *sizes), (filters, *_) = (f.shape for f in forms)
     room = math.prod(n + 2 * p for n, p in zip(sizes, pad, strict=True))  # an output is no larger
-    return can_tell_apart(groups, batch * room * max(planes, filters) // groups)
+    return groups > 1 and can_tell_apart(groups, batch * room * max(planes, filters) // groups)
 
 
 def can_tell_apart(clients: int, places: int) -> bool:
     """Whether kernels can tell so many clients, and so many places of each, apart."""
-    return 1 < clients <= _GROUPS and 0 < places < _MOST
+    return 0 < clients <= _GROUPS and 0 < places < _MOST
 
 
 def _replace_forward(graph: Graph, node: Node, changing: set[Node]) -> None:

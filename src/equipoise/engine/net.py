@@ -81,7 +81,8 @@ class Net:
     def forward(self, rows: Tensor, x: Tensor, y: Tensor, *, vectorised: bool) -> tuple[Tensor, Tensor]:
         """Evaluation without gradients: outputs [K, B, ...] and losses [K, B] of the models `rows`."""
         if vectorised and len(rows) > 1 and rows.stride(0) == 0:  # one model for everyone: one batch is faster
-            out, losses = self.forward(rows[:1], x.flatten(0, 1)[None], y.flatten(0, 1)[None], vectorised=False)
+            with self.asked.apart():
+                out, losses = self.forward(rows[:1], x.flatten(0, 1)[None], y.flatten(0, 1)[None], vectorised=False)
             return out.view(*x.shape[:2], *out.shape[2:]), losses.view(x.shape[:2])
         key = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
         with torch.no_grad(), self.asked.apart() if vectorised else nullcontext():
