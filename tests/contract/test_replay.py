@@ -158,9 +158,10 @@ def test_a_cohort_that_lacks_some_is_filled_up_and_nobody_can_tell(name: str) ->
 
 def test_a_cohort_of_less_than_half_is_not_filled_up() -> None:
     replay = Replay(frozenset({8, 3}), 5, False)
-    assert [replay.room(k, 5)[0] for k in (1, 2, 3, 4, 7, 8, 9)] == [1, 3, 3, 8, 8, 8, 9]
-    assert [replay.room(7, w) for w in (2, 3, 5, 6)] == [(7, 2), (8, 5), (8, 5), (7, 6)]
-    assert Replay(None, None, False).room(5, 5) == (5, 5)
+    rooms = [replay.room(k, 5) for k in (1, 2, 3, 4, 7, 8, 9)]
+    assert [room and room[0] for room in rooms] == [None, 3, 3, 8, 8, 8, None]
+    assert [replay.room(7, w) for w in (2, 3, 5, 6)] == [None, (8, 5), (8, 5), None]
+    assert replay.room(4, 4) is None  # both together are more than twice as much
 
 
 def test_a_stopped_run_plays_back_the_same_steps() -> None:

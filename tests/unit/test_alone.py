@@ -66,15 +66,23 @@ def test_clients_stop_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("batch", [3, None])
-def test_played_back_it_comes_to_the_same(batch: int | None) -> None:
-    """As on a GPU: whoever is left, in batches of whatever size."""
-    sim = simulation(fed=federation([5, 9, 4, 7]))
-    plain, s = sim.simulator.executor(), sim.simulator
-    record = Replay(None, None, False)
-    again = Executor(replace(plain.world, alone=record))
+def test_played_back_it_comes_to_the_same(batch: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU. Clients stop one by one, and a recording is used until half of them have."""
+    made: list[Replay] = []
+
+    class Kept(Replay):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(clients, "Replay", Kept)
+    s = simulation(fed=federation([5, 9, 8, 7, 6])).simulator
+    plain = s.executor()
     models = [
-        how.fit_alone(torch.arange(4), s.w0, Schedule(batch=batch), 0.5, Stop(0.2, 2, 12), Stream(3))
-        for how in (plain, again)
+        how.fit_alone(torch.arange(5), s.w0, Schedule(batch=batch), 0.5, Stop(0.2, 2, 12), Stream(3))
+        for how in (plain, Executor(replace(plain.world, alone=True)))
     ]
-    assert torch.allclose(*models, rtol=0, atol=1e-12) and not torch.allclose(models[0], s.w0.expand(4, -1))
-    assert not record.reasons and len(record._made) > 1  # some had stopped sooner than others
+    assert torch.allclose(*models, rtol=0, atol=1e-12) and not torch.allclose(models[0], s.w0.expand(5, -1))
+    (replay,) = made
+    assert replay.clients == {5, 3, 2, 1} and replay.batch == (batch or 9)
+    assert not replay.reasons and replay._made

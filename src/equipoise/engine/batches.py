@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from equipoise.at import Schedule
 from equipoise.data.federation import Split
@@ -51,13 +50,6 @@ class Batches:
         s, w = max(self.steps[c], default=0), max(self.widths[c], default=0)
         index, mask = (t[:s, :, c, :w] for t in (self.index, self.mask))
         return Batches(index, mask, self.steps[c], self.widths[c], self.counts[:s, c])
-
-    def filled(self, clients: int, width: int) -> Batches:
-        """Up to so many clients, those that are missing have no step, and batches of that width, with empty places."""
-        more, wider = clients - len(self.steps), width - self.index.shape[-1]
-        index, mask = (F.pad(t, (0, wider, 0, more)) for t in (self.index, self.mask))
-        none = (0,) * more
-        return Batches(index, mask, self.steps + none, self.widths + none, F.pad(self.counts, (0, more)))
 
     def to(self, device: torch.device) -> Batches:
         return replace(self, index=self.index.to(device), mask=self.mask.to(device))

@@ -20,10 +20,11 @@ from equipoise.at import Schedule, Stop
 from equipoise.core import SGD, ClientRule, State
 from equipoise.engine.batches import Batches, plan_batches
 from equipoise.engine.precision import steps_in
+from equipoise.engine.replay import Replay
 from equipoise.engine.risk import risk
 from equipoise.engine.view import View, World
 from equipoise.layout import finite_rows
-from equipoise.questions import moved, near, part
+from equipoise.questions import part
 from equipoise.streams import Stream
 
 _BLOCK = 1 << 26  # numbers in one block of rows: bounds memory, changes no result beyond rounding
@@ -49,15 +50,6 @@ class Work:
         ids, message = part(self.ids, c), {n: t[c] for n, t in self.message.items()}
         return replace(self, ids=ids, received=self.received[c], batches=self.batches.cut(c), message=message)
 
-    def filled(self, n: int, width: int) -> Work:
-        """Up to n clients, the first one again and again without a step to take, and batches of that width."""
-        ids = near(self.ids)
-        ids = moved(torch.cat([ids, ids[:1].expand(n - len(ids))]), self.ids.device)
-        message = {name: _filled(t, n) for name, t in self.message.items()}
-        return replace(
-            self, ids=ids, received=_filled(self.received, n), batches=self.batches.filled(n, width), message=message
-        )
-
 
 @dataclass(frozen=True)
 class Done:
@@ -69,19 +61,6 @@ class Done:
     state: State
     losses: Tensor | None
     signals: State = field(default_factory=dict)
-
-    def first(self, k: int) -> Done:
-        """Of the first k clients."""
-        end, losses = (None if t is None else t[:k] for t in (self.end, self.losses))
-        state, signals = ({n: t[:k] for n, t in of.items()} for of in (self.state, self.signals))
-        return Done(self.updates[:k], end, state, losses, signals)
-
-
-def _filled(rows: Tensor, n: int) -> Tensor:
-    """Up to n rows, with the first one again and again."""
-    if rows.stride(0) == 0:
-        return rows[:1].expand(n, *rows.shape[1:])
-    return torch.cat([rows, rows[:1].expand(n - len(rows), *rows.shape[1:])])
 
 
 def client_round(
@@ -153,13 +132,7 @@ class Executor:
         updates = torch.empty_like(work.received, memory_format=torch.contiguous_format)  # everyone fills its rows
 
         def one(c: slice) -> Done:
-            some, own, k = work.cut(c), {n: t[c] for n, t in state.items()}, c.stop - c.start
-            room = self._room(some)
-            if room is None:
-                return client_round(rule, self.world, some, own, alone, updates[c])
-            own, more = {n: _filled(t, room[0]) for n, t in own.items()}, updates.new_empty(room[0], updates.shape[1])
-            done = client_round(rule, self.world, some.filled(*room), own, alone, more).first(k)
-            return replace(done, updates=updates[c].copy_(done.updates))
+            return client_round(rule, self.world, work.cut(c), {n: t[c] for n, t in state.items()}, alone, updates[c])
 
         cuts = self._cuts(*work.received.shape)
         if self.world.vectorised or self.workers == 1:
@@ -167,14 +140,6 @@ class Executor:
         # A thread that has not asked yet lets convolutions take all cores, whatever was set for the process.
         with ThreadPoolExecutor(self.workers, initializer=torch.get_num_threads) as pool:
             return _join(list(pool.map(one, cuts)), updates)
-
-    def _room(self, work: Work) -> tuple[int, int] | None:
-        """The clients and the width of batches that this should be filled up to, if a recording needs it."""
-        if self.world.replay is None or not self.world.vectorised:
-            return None
-        now = len(work.ids), work.batches.index.shape[-1]
-        room = self.world.replay.room(*now)
-        return None if room == now else room
 
     def prepare(
         self, rule: ClientRule, ids: Tensor, rows: Tensor, lr: float, stream: Stream, alone: Callable[..., Tensor]
@@ -195,6 +160,11 @@ class Executor:
     def risk(self, ids: Tensor, rows: Tensor, split: str = "train") -> Tensor:
         return self.each(ids, rows, lambda i, r: risk(self.world, i, r, split))
 
+    def _widest(self, ids: Tensor, schedule: Schedule) -> int:
+        """How many samples a full batch of these clients has."""
+        most = int(self.world.train.size[ids.cpu()].max()) if len(ids) else 0
+        return min(schedule.batch or most, most)
+
     def fit_alone(
         self, ids: Tensor, start: Tensor, schedule: Schedule, lr: float, stop: Stop, stream: Stream
     ) -> Tensor:
@@ -208,7 +178,8 @@ class Executor:
         kept, lowest, busy = rows.clone(), self.risk(ids, rows), torch.arange(len(ids))
         rises = torch.zeros_like(ids)
         # The same bits, however long the run is to be, and however exact.
-        plain = Executor(replace(self.world, replay=self.world.alone, precision="full"), self.workers)
+        replay = Replay(_halves(len(ids)), self._widest(ids, schedule), False) if self.world.alone else None
+        plain = Executor(replace(self.world, replay=replay, precision="full"), self.workers)
         for epoch in range(0, stop.cap, stop.window):
             at, now = busy.to(rows.device), stream.child(epoch)
             window = Schedule(epochs=min(stop.window, stop.cap - epoch), batch=schedule.batch)
@@ -228,6 +199,11 @@ class Executor:
             if len(busy) == 0:
                 break
         return kept
+
+
+def _halves(n: int) -> frozenset[int]:
+    """n, half of it, and so on: as clients stop one by one, a recording is used until half of them have."""
+    return frozenset({n}) if n < 2 else frozenset({n}) | _halves(-(-n // 2))
 
 
 def _no_alone(ids: Tensor, stop: Stop) -> Tensor:

@@ -1,10 +1,11 @@
 """The product of two blocks inside a GPU kernel (Triton), on tensor cores, as exact as its precision says.
 
-    x = high + low       high: the digits of x that a tensor core reads; low: the rest, which fits into it again
-    a b = high high + high low + low high        low low is beyond float32's last digit
+    x = high + low       high: x rounded to the 11 digits that a tensor core reads; low: the rest, which it reads next
+    a b = high high + high low + low high        low low is left out: at most 2^-22 of a b, below 0 as often as above
 
 Triton has such a product ("tf32x3"). This one takes half its instructions, as it makes no exception for numbers that
-are not finite: what comes of an infinity may be NaN.
+are not finite: what comes of an infinity may be NaN. Rounding, not cutting: digits that are cut off have x's sign, and
+their errors add up.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import triton.language as tl
 
 @triton.jit
 def _high(x):  # type: ignore[no-untyped-def]
-    """x with the 10 digits behind its first that a tensor core reads, by cutting the others off."""
-    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+    """x rounded to 11 digits, which are the bits of a float32 but for the last 13."""
+    return ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -7,12 +7,13 @@ batch, the key of dropout, the step size. A step that cannot be recorded runs as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Lock
 from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from equipoise.at import Stop
 from equipoise.core import ClientRule, State
@@ -22,6 +23,7 @@ from equipoise.engine.batches import Batches
 from equipoise.engine.record import Unrecordable, record
 from equipoise.engine.stage import STATE, Inputs, Played, holds, running_out, walk
 from equipoise.engine.view import View, World
+from equipoise.questions import moved
 
 _EACH = ("index", "mask", "key", "x", "y")  # what differs from step to step; all else holds for the round
 _MESSAGE, _SIZE = "message.", "size."
@@ -152,26 +154,27 @@ class Captured:
         return graphs.captured(work, self.at.zero_)
 
     def rounds(
-        self, fixed: Inputs, each: Inputs, batches: Batches, update: Tensor | None
+        self, fixed: Inputs, each: Inputs, steps: Sequence[int], turns: Sequence[bool], update: Tensor | None
     ) -> tuple[Tensor | None, State]:
-        """All steps of a round."""
-        resting, steps = running_out(batches.steps, self.at.device), batches.longest
+        """All steps of a round, see `stage.walk`."""
+        resting = running_out(steps, self.at.device)
         self.model.enter(fixed["w"])
         for name in self.play.used & self.fixed.keys():
             self.fixed[name].copy_(fixed[name])
         for name in self.play.used & each.keys():
-            self.each[name][:steps].copy_(each[name])
+            self.each[name][: len(turns)].copy_(each[name])
         self.at.zero_()
         ready: list[list[Tensor]] = []
-        for s, turn in enumerate(batches.turns):
+        for s, turn in enumerate(turns):
             if s in resting:
                 ready.append([t[resting[s]] for t in self.places])
             if turn:
                 self.ahead.replay()
             self.step.replay()
-        for out, kept in zip(resting.values(), ready, strict=True):
-            for place, rows in zip(self.places, kept, strict=True):
-                place.index_copy_(0, out, rows)
+        if ready:
+            back = torch.cat(list(resting.values()))
+            for place, rows in zip(self.places, map(torch.cat, zip(*ready, strict=True)), strict=True):
+                place.index_copy_(0, back, rows)
         state = {n: self.fixed[n].clone() for n in self.play.state}
         if update is None:
             return torch.cat(self.model.parts, 1), state
@@ -179,15 +182,42 @@ class Captured:
         return None, state
 
 
+class Fill:
+    """What a recording has room for and a cohort does not fill: more rows, and wider batches, whose places are empty.
+
+    The rows are the client with the most steps again, as any client might be, but without a step of their own to take.
+    """
+
+    def __init__(self, batches: Batches, clients: int, width: int) -> None:
+        k, device = len(batches.steps), batches.index.device
+        most, more = max(range(k), key=batches.steps.__getitem__), clients - k
+        self.idle, self._width = more == 0 and batches.index.shape[-1] == width, width
+        who = torch.tensor([*range(k), *(most for _ in range(more))])
+        self._who = who if self.idle else moved(who, device)
+        self.steps = batches.steps + (0,) * more
+
+    def fixed(self, inputs: Inputs) -> Inputs:
+        """[n, ...] of [K, ...]; what has no rows stays."""
+        return inputs if self.idle else {n: t if t.dim() == 0 else t[self._who] for n, t in inputs.items()}
+
+    def each(self, inputs: Inputs) -> Inputs:
+        """[S, b, n, width, ...] of [S, b, K, B, ...]."""
+        return inputs if self.idle else {n: self._wide(t.index_select(2, self._who)) for n, t in inputs.items()}
+
+    def _wide(self, t: Tensor) -> Tensor:
+        more = self._width - t.shape[3] if t.dim() > 3 else 0
+        return t if more == 0 else F.pad(t, (*(0, 0) * (t.dim() - 4), 0, more))
+
+
 class Replay:
     """Recordings of a run's steps, made when they are first needed.
 
     Which steps are played back depends on the scenario and the cohort, never on what happened before: a run that was
-    stopped and resumed takes the same ones. Cohorts must be cut as a full one is (`clients`), and batches be full
-    (`batch`); where None is said, whatever comes is played back. A cohort that lacks some is filled up (`room`).
+    stopped and resumed takes the same ones. A recording is of as many clients as a full cohort is cut into (`clients`)
+    and of full batches (`batch`). What is smaller is filled up (`Fill`), unless it is less than half of it.
     """
 
-    def __init__(self, clients: frozenset[int] | None, batch: int | None, capture: bool) -> None:
+    def __init__(self, clients: frozenset[int], batch: int, capture: bool) -> None:
         self.clients, self.batch, self.capture = clients, batch, capture
         self.reasons: dict[str, str] = {}
         """Why a rule's steps are not played back, by its name."""
@@ -197,14 +227,11 @@ class Replay:
         self._captured: dict[object, Captured | None] = {}
         self._lock = Lock()
 
-    def room(self, clients: int, width: int) -> tuple[int, int]:
-        """What so many clients and so wide batches should be filled up to, to be played back; the same if to nothing.
-
-        Not to more than twice as much.
-        """
-        rows = min((n for n in self.clients or () if clients <= n <= _WASTE * clients), default=0)
-        wide = self.batch if self.batch and width <= self.batch <= _WASTE * width else 0
-        return (rows, wide) if rows and wide else (clients, width)
+    def room(self, clients: int, width: int) -> tuple[int, int] | None:
+        """The clients and the width of the recording that these can use, filled up to not more than twice as much."""
+        fit = (n for n in self.clients if n >= clients and n * self.batch <= _WASTE * clients * width)
+        rows = min(fit, default=0)
+        return (rows, self.batch) if rows and width <= self.batch else None
 
     def steps(
         self, rule: ClientRule, view: View, w: Tensor, state: State, update: Tensor | None = None
@@ -213,31 +240,38 @@ class Replay:
 
         With `update`, w less that model is written there, and no model is given back: one pass less over all rows.
         """
-        batches = view.batches
-        _, _, k, width = batches.index.shape
-        other = (self.clients is not None and k not in self.clients) or (self.batch is not None and width != self.batch)
-        if batches.longest == 0 or other:
+        _, _, *now = view.batches.index.shape
+        room = self.room(*now) if view.batches.longest else None
+        if room is None or not (view.world.vectorised or room == tuple(now)):
             return None
+        fill = Fill(view.batches, *room)
         fixed, each = _inputs(view, w, state)
+        fixed, each = fill.fixed(fixed), fill.each(each)
         first = {**fixed, **{n: t[0] for n, t in each.items()}}
         key = (_name(rule), view.world.vectorised, id(view.world.federation.data.x), _form(first))
         with torch.no_grad():
-            play = self._recorded(key, rule, view, first)
+            play = self._recorded(key, rule, view, fill, first)
             if play is None:
                 return None
-            fixed |= _sizes(view, play.used)
-            graph = self._graph(key, rule, play, view, first) if self.capture else None
+            fixed |= fill.fixed(_sizes(view, play.used))
+            graph = self._graph(key, rule, play, view, fill, first) if self.capture else None
+            into, turns = update if fill.idle else None, view.batches.turns
             if graph is None:
-                end, new = walk(play, fixed, each, batches, update)
+                end, new = walk(play, fixed, each, fill.steps, turns, into)
             else:
-                end, new = graph.rounds(fixed, each, batches, update)
-        return end, {n.removeprefix(STATE): t for n, t in new.items()}
+                end, new = graph.rounds(fixed, each, fill.steps, turns, into)
+            if end is not None:
+                end = end[: now[0]]
+            if end is not None and update is not None:
+                torch.sub(w, end, out=update)
+                end = None
+        return end, {n.removeprefix(STATE): t[: now[0]] for n, t in new.items()}
 
-    def _recorded(self, key: object, rule: ClientRule, view: View, inputs: Inputs) -> Played | None:
+    def _recorded(self, key: object, rule: ClientRule, view: View, fill: Fill, inputs: Inputs) -> Played | None:
         with self._lock:
             if key not in self._made:
                 try:
-                    made = self._made[key] = played(rule, view.world, {**inputs, **_sizes(view)})
+                    made = self._made[key] = played(rule, view.world, {**inputs, **fill.fixed(_sizes(view))})
                     of = type(rule).__name__
                     self.plain |= {f"{what} of {of}": why for what, why in made.recorded.plain.items()}
                 except Unrecordable as reason:
@@ -245,11 +279,13 @@ class Replay:
                     self.reasons[type(rule).__name__] = str(reason)
             return self._made[key]
 
-    def _graph(self, key: object, rule: ClientRule, play: Played, view: View, inputs: Inputs) -> Captured | None:
+    def _graph(
+        self, key: object, rule: ClientRule, play: Played, view: View, fill: Fill, inputs: Inputs
+    ) -> Captured | None:
         made, steps = self._captured.get(key), view.batches.longest
         try:
             if key not in self._captured or (made is not None and made.steps < steps):
-                inputs = {**inputs, **_sizes(view)}
+                inputs = {**inputs, **fill.fixed(_sizes(view))}
                 self._captured[key] = made = Captured(play, inputs, steps if made is None else 2 * steps)
         except RuntimeError as error:  # an operation that a graph cannot hold
             self._captured[key] = made = None

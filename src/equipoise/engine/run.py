@@ -91,10 +91,9 @@ class Simulation:
     @property
     def remarks(self) -> list[str]:
         """What is not done as fast as it might be, and why; known after the first round."""
-        played, risks = [r for r in (self.simulator.replay, self.simulator.alone) if r], self.simulator.risks
-        steps = {rule: why for r in played for rule, why in r.reasons.items()}
-        plain, losses = {of: why for r in played for of, why in r.plain.items()}, risks.reasons if risks else {}
-        asked = self.simulator.net.asked.reason
+        replay, risks = self.simulator.replay, self.simulator.risks
+        steps, losses = replay.reasons if replay else {}, risks.reasons if risks else {}
+        plain, asked = dict(replay.plain) if replay else {}, self.simulator.net.asked.reason
         if asked:
             plain["convolutions of models that are asked"] = asked
         return [

@@ -225,5 +225,5 @@ class Server:
     def load(self, dumped: State) -> None:
         device = self.w.device
         self._next = -1, self._next[1]
-        self.w, self.excluded, self.round = dumped["w"].to(device), dumped["excluded"], int(dumped["round"])
+        self.w, self.excluded, self.round = dumped["w"].to(device), dumped["excluded"].clone(), int(dumped["round"])
         self.state = {n.removeprefix("state/"): t.to(device) for n, t in dumped.items() if n.startswith("state/")}

@@ -75,8 +75,7 @@ class Simulator:
         capture = on_gpu and how.workers == 1
         self.replay = Replay(sizes, self._widest(), capture) if how.replay else None
         self.risks = Risks(sizes) if how.replay and capture else None
-        # However short a run is, clients train alone for long; operation by operation, as their number changes.
-        self.alone = Replay(None, None, False) if how.alone and on_gpu and how.vectorised else None
+        self.alone = how.alone and on_gpu and how.vectorised
         self._last: tuple[Tensor, Done] | None = None
         self._stateful = bool(self.rule.init(self.w0[None]))
         self._side = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
@@ -90,8 +89,8 @@ class Simulator:
 
     def _widest(self) -> int:
         """How many samples a full batch has."""
-        whole = int(self.host.size.max()) if len(self.host.size) else 0
-        return self.rule.schedule(self.schedule, 0, self.stream.child("schedule", 0)).batch or whole
+        most = int(self.host.size.max()) if len(self.host.size) else 0
+        return min(self.rule.schedule(self.schedule, 0, self.stream.child("schedule", 0)).batch or most, most)
 
     def executor(self, disturb: Disturb | None = None) -> Executor:
         how = self.vectorised, disturb, self.replay, self.precision, self.risks, self.alone

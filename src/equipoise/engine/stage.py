@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from equipoise.core import State
-from equipoise.engine.batches import Batches
 from equipoise.engine.record import Apart, Recorded
 from equipoise.questions import moved
 
@@ -133,7 +132,8 @@ class Played:
 
 def running_out(steps: Sequence[int], device: torch.device) -> dict[int, Tensor]:
     """Who has no more steps than that many, by that number; those who have the most are left out."""
-    early = sorted((n, k) for k, n in enumerate(steps) if n < max(steps))
+    most = max(steps)
+    early = sorted((n, k) for k, n in enumerate(steps) if n < most)
     if not early:
         return {}
     many = Counter(n for n, _ in early)
@@ -142,17 +142,18 @@ def running_out(steps: Sequence[int], device: torch.device) -> dict[int, Tensor]
 
 
 def walk(
-    play: Played, fixed: Inputs, each: Inputs, batches: Batches, update: Tensor | None
+    play: Played, fixed: Inputs, each: Inputs, steps: Sequence[int], turns: Sequence[bool], update: Tensor | None
 ) -> tuple[Tensor | None, State]:
-    """Step after step. What clients have when they run out of steps is put aside, and put back in the end.
+    """Step after step, as many as each client has; `turns` says before which of them the masks are others.
 
-    Until then their rows go on with the others': what becomes of them there touches nobody and is thrown away.
+    What clients have when they run out of steps is put aside, and put back in the end. Until then their rows go on with
+    the others': what becomes of them there touches nobody and is thrown away.
     """
     state = {n: fixed[n] for n in play.state}
     ready: list[tuple[Tensor, list[Tensor], list[Tensor]]] = []
-    resting, by_step = running_out(batches.steps, fixed["w"].device), {n: t.unbind() for n, t in each.items()}
+    resting, by_step = running_out(steps, fixed["w"].device), {n: t.unbind() for n, t in each.items()}
     with play.model(fixed["w"]) as model:
-        for s, turn in enumerate(batches.turns):
+        for s, turn in enumerate(turns):
             if s in resting:
                 out = resting[s]
                 ready.append((out, model.take(out), [t[out] for t in state.values()]))

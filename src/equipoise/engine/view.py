@@ -40,8 +40,8 @@ class World:
     precision: str = "full"
     """Of local steps, see `engine.precision`."""
     risks: Risks | None = None
-    alone: Replay | None = None
-    """For training alone."""
+    alone: bool = False
+    """Whether training alone is played back too."""
 
 
 class View:
