@@ -14,7 +14,8 @@ from equipoise import contract, registry
 from equipoise.core import At, ClientRule, Method, State
 from equipoise.engine import graphs
 from equipoise.engine.batches import Batches
-from equipoise.engine.replay import Captured, Fill
+from equipoise.engine.fill import Fill
+from equipoise.engine.replay import Captured
 from equipoise.engine.run import Simulation
 from equipoise.engine.settings import Participation, Run, Train
 from equipoise.engine.stage import running_out

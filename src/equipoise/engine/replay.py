@@ -13,17 +13,15 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from equipoise.at import Stop
 from equipoise.core import ClientRule, State
 from equipoise.data.federation import SPLITS
 from equipoise.engine import graphs
-from equipoise.engine.batches import Batches
+from equipoise.engine.fill import Fill
 from equipoise.engine.record import Unrecordable, record
 from equipoise.engine.stage import STATE, Inputs, Played, holds, running_out, walk
 from equipoise.engine.view import View, World
-from equipoise.questions import moved
 
 _EACH = ("index", "mask", "key", "x", "y")  # what differs from step to step; all else holds for the round
 _MESSAGE, _SIZE = "message.", "size."
@@ -180,33 +178,6 @@ class Captured:
             return torch.cat(self.model.parts, 1), state
         self.model.less(fixed["w"], update)
         return None, state
-
-
-class Fill:
-    """What a recording has room for and a cohort does not fill: more rows, and wider batches, whose places are empty.
-
-    The rows are the client with the most steps again, as any client might be, but without a step of their own to take.
-    """
-
-    def __init__(self, batches: Batches, clients: int, width: int) -> None:
-        k, device = len(batches.steps), batches.index.device
-        most, more = max(range(k), key=batches.steps.__getitem__), clients - k
-        self.idle, self._width = more == 0 and batches.index.shape[-1] == width, width
-        who = torch.tensor([*range(k), *(most for _ in range(more))])
-        self._who = who if self.idle else moved(who, device)
-        self.steps = batches.steps + (0,) * more
-
-    def fixed(self, inputs: Inputs) -> Inputs:
-        """[n, ...] of [K, ...]; what has no rows stays."""
-        return inputs if self.idle else {n: t if t.dim() == 0 else t[self._who] for n, t in inputs.items()}
-
-    def each(self, inputs: Inputs) -> Inputs:
-        """[S, b, n, width, ...] of [S, b, K, B, ...]."""
-        return inputs if self.idle else {n: self._wide(t.index_select(2, self._who)) for n, t in inputs.items()}
-
-    def _wide(self, t: Tensor) -> Tensor:
-        more = self._width - t.shape[3] if t.dim() > 3 else 0
-        return t if more == 0 else F.pad(t, (*(0, 0) * (t.dim() - 4), 0, more))
 
 
 class Replay:
