@@ -57,9 +57,8 @@ def reproduce(
         return
     chosen = [load(name, folder) for name in matching(tables, folder)]
     shares = [_share("--also", text) for text in _names(also) or ()]
-    wanted = Wanted(
-        *(_share("--scale", scale), _seeds(seeds), _names(rows), _names(columns), tuple(overrides or ()), shares)
-    )
+    sets, share = tuple(overrides or ()), _share("--scale", scale)
+    wanted = Wanted(share, _seeds(seeds), _names(rows), _names(columns), sets, shares)
     errors: dict[str, str] = {}
     if not only_show:
         where = engine_of(engine, ray_address, workers)

@@ -99,6 +99,12 @@ class _Held:
         return cls(np if host else _Far(ids.device), samples, start[who], who, size)
 
 
+def full(batch: int | None, sizes: Tensor) -> int:
+    """How many samples a full batch has, of clients with so many: None is all that one has."""
+    most = int(sizes.max()) if len(sizes) else 0
+    return min(batch or most, most)
+
+
 def plan_batches(
     split: Split, ids: Tensor, schedule: Schedule, stream: Stream, per_step: int = 1, sizes: Tensor | None = None
 ) -> Batches:

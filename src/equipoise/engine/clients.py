@@ -18,7 +18,7 @@ from torch import Tensor
 
 from equipoise.at import Schedule, Stop
 from equipoise.core import SGD, ClientRule, State
-from equipoise.engine.batches import Batches, plan_batches
+from equipoise.engine.batches import Batches, full, plan_batches
 from equipoise.engine.precision import steps_in
 from equipoise.engine.replay import Replay
 from equipoise.engine.risk import risk
@@ -160,11 +160,6 @@ class Executor:
     def risk(self, ids: Tensor, rows: Tensor, split: str = "train") -> Tensor:
         return self.each(ids, rows, lambda i, r: risk(self.world, i, r, split))
 
-    def _widest(self, ids: Tensor, schedule: Schedule) -> int:
-        """How many samples a full batch of these clients has."""
-        most = int(self.world.train.size[ids.cpu()].max()) if len(ids) else 0
-        return min(schedule.batch or most, most)
-
     def fit_alone(
         self, ids: Tensor, start: Tensor, schedule: Schedule, lr: float, stop: Stop, stream: Stream
     ) -> Tensor:
@@ -178,7 +173,8 @@ class Executor:
         kept, lowest, busy = rows.clone(), self.risk(ids, rows), torch.arange(len(ids))
         rises = torch.zeros_like(ids)
         # The same bits, however long the run is to be, and however exact.
-        replay = Replay(_halves(len(ids)), self._widest(ids, schedule), False) if self.world.alone else None
+        widest = full(schedule.batch, self.world.train.size[ids.cpu()])
+        replay = Replay(_halves(len(ids)), widest, False) if self.world.alone else None
         plain = Executor(replace(self.world, replay=replay, precision="full"), self.workers)
         for epoch in range(0, stop.cap, stop.window):
             at, now = busy.to(rows.device), stream.child(epoch)

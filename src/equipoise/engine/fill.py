@@ -18,12 +18,12 @@ class Fill:
     """
 
     def __init__(self, batches: Batches, clients: int, width: int) -> None:
-        k, device = len(batches.steps), batches.index.device
-        most, more = max(range(k), key=batches.steps.__getitem__), clients - k
-        self.idle, self._width = more == 0 and batches.index.shape[-1] == width, width
-        who = torch.tensor([*range(k), *(most for _ in range(more))])
-        self._who = who if self.idle else moved(who, device)
-        self.steps = batches.steps + (0,) * more
+        k, more = len(batches.steps), clients - len(batches.steps)
+        self.steps, self._width = batches.steps + (0,) * more, width
+        self.idle = more == 0 and batches.index.shape[-1] == width
+        if not self.idle:
+            most = batches.steps.index(max(batches.steps))
+            self._who = moved(torch.tensor([*range(k), *[most] * more]), batches.index.device)
 
     def fixed(self, inputs: Inputs) -> Inputs:
         """[n, ...] of [K, ...]; what has no rows stays."""

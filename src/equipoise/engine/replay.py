@@ -233,9 +233,9 @@ class Replay:
                 end, new = graph.rounds(fixed, each, fill.steps, turns, into)
             if end is not None:
                 end = end[: now[0]]
-            if end is not None and update is not None:
-                torch.sub(w, end, out=update)
-                end = None
+                if update is not None:
+                    torch.sub(w, end, out=update)
+                    end = None
         return end, {n.removeprefix(STATE): t[: now[0]] for n, t in new.items()}
 
     def _recorded(self, key: object, rule: ClientRule, view: View, fill: Fill, inputs: Inputs) -> Played | None:

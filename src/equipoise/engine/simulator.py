@@ -12,7 +12,7 @@ from equipoise.at import Schedule, Stop
 from equipoise.core import SGD, ClientRule, Method, State
 from equipoise.data.federation import SPLITS, Federation, Split
 from equipoise.engine.adversary import claimed_sizes, forged, infiltrated, put
-from equipoise.engine.batches import Batches, plan_batches
+from equipoise.engine.batches import Batches, full, plan_batches
 from equipoise.engine.clients import Done, Executor, Work, cuts
 from equipoise.engine.exchange import Plan, Replies
 from equipoise.engine.net import Net
@@ -88,9 +88,8 @@ class Simulator:
         """[N, d]: what the N original clients reach alone, on clean data; set by whoever keeps it between runs."""
 
     def _widest(self) -> int:
-        """How many samples a full batch has."""
-        most = int(self.host.size.max()) if len(self.host.size) else 0
-        return min(self.rule.schedule(self.schedule, 0, self.stream.child("schedule", 0)).batch or most, most)
+        """How many samples a full batch of the method has."""
+        return full(self.rule.schedule(self.schedule, 0, self.stream.child("schedule", 0)).batch, self.host.size)
 
     def executor(self, disturb: Disturb | None = None) -> Executor:
         how = self.vectorised, disturb, self.replay, self.precision, self.risks, self.alone

@@ -159,11 +159,9 @@ def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
         ends = cell.extra_epoch or config.make_method().client.finish() is not None  # which does not go on after that
         alike = configs.dump(replace(config, train=replace(config.train, rounds=0)))
         runs = same.setdefault((alike, cell.model, (cell.row, cell.column) if ends else None), [])
-        runs.append((cell, config, {**head, "chosen": chosen}))
-        for share in wanted.also if len(cell.grid) == 1 and not ends else ():
-            if share < wanted.scale:
-                on_the_way = cell.config(chosen, share, wanted.sets)
-                runs.append((cell, on_the_way, {**final(cell, share), "chosen": chosen}))
+        smaller = [s for s in wanted.also if s < wanted.scale] if len(cell.grid) == 1 and not ends else []
+        for share in (wanted.scale, *smaller):
+            runs.append((cell, cell.config(chosen, share, wanted.sets), {**final(cell, share), "chosen": chosen}))
     for runs in same.values():
         cell, config, _ = max(runs, key=lambda run: run[1].train.rounds)
         heads = [(run.train.rounds, head) for _, run, head in runs]
