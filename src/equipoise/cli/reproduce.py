@@ -45,7 +45,7 @@ def reproduce(
     \b
     Examples:
       equipoise reproduce
-      equipoise reproduce fedlf/table1 --scale 0.1 --seeds 0..4
+      equipoise reproduce fedlf/table1-fashion --scale 0.1 --seeds 0..4
       equipoise reproduce ditto --minutes 30 --set run.device=cuda
     """
     from equipoise.reproduce import home, load, matching, names, run
