@@ -88,7 +88,7 @@ def _basis(simulation: Simulation, stop: Stop) -> dict[str, Any]:
         "model": repr(s.net.module),
         "start": _digest(s.w0, s.executor().risk(everyone, s.w0.expand(len(everyone), -1))),
         "train": {"loss": train.loss, "lr": train.lr, "batch": train.batch},
-        "stop": asdict(stop) | {"kept": "lowest"},
+        "stop": asdict(stop) | {"kept": "lowest", "ends": "flat"},
         "seed": simulation.settings.seed,
         "executor": f"{'vmap' if simulation.vectorised else 'loop'} on {s.w0.device.type}"
         + (", played back" if s.alone else ""),

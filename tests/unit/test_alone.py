@@ -46,14 +46,17 @@ def reached(curves: list[list[float]], monkeypatch: pytest.MonkeyPatch) -> tuple
     [
         ([8, 4, 2, 1.99, 0], 3, 3),  # flat: the last one, though it is hardly lower
         ([8, 4, 4, 0], 2, 2),
+        ([8, 4, 4.1, 0], 1, 2),  # flat, though it is hardly higher: the one before
         ([8, 4, 6, 2, 1.99, 0], 4, 4),  # a spike is not the end
-        ([8, 4, 6, 5, 0], 1, 3),  # two in a row are, and what was before them is kept
-        ([8, 4, 6, 3.9, 0], 3, 3),  # back to hardly lower than before: flat
-        ([8, 9, 2, 3, 1.5, 2, 1.45, 0], 6, 6),  # every fall is a new beginning
+        ([8, 4, 6, 5, 7, 3, 2.9, 0], 6, 6),  # nor is a rough stretch
+        ([8, 4, 6, 3.9, 3.8, 0], 4, 4),  # down again to hardly lower than before: not flat yet
+        ([8, 4, 6, 5.9, 0], 1, 3),  # flat, but higher: what was before is kept
+        ([8, 9, 2, 3, 1.5, 2, 1.45, 1.4, 0], 7, 7),
         ([8, 9, 9, 0], 0, 2),  # never better than at the start
         ([8, 4, float("nan"), 0], 2, 2),  # diverged, and seen to be
         ([8, float("inf"), 0], 1, 1),
         ([2.0 * 0.5**i for i in range(12)], 10, 10),  # the epochs are used up
+        ([8.0, *[4.0, 6.0] * 6], 9, 10),  # up and down for ever: the last of the lowest
     ],
 )
 def test_one_client(curve: list[float], kept: int, spent: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +64,7 @@ def test_one_client(curve: list[float], kept: int, spent: int, monkeypatch: pyte
 
 
 def test_clients_stop_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    curves = [[8.0, 7.9, 0.0], [8.0, 4.0, 6.0, 2.0, 2.0, 0.0], [8.0, 4.0, 5.0, 6.0, 0.0]]
+    curves = [[8.0, 7.9, 0.0], [8.0, 4.0, 6.0, 2.0, 2.0, 0.0], [8.0, 4.0, 5.0, 5.1, 0.0]]
     assert reached(curves, monkeypatch) == ([1, 4, 1], [1, 4, 3])
 
 

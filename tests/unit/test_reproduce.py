@@ -1,5 +1,6 @@
 """Published tables: read strictly, run once, kept, and judged as they say."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from equipoise import experiment, files
 from equipoise.errors import EquipoiseError
 from equipoise.reproduce import Record, home, load, matching, names, run
-from equipoise.reproduce.page import write
+from equipoise.reproduce.page import section, write
 from equipoise.reproduce.record import final, leave
 from equipoise.reproduce.runner import Wanted
 from equipoise.reproduce.tables import Cell, Table, merged
@@ -151,6 +152,22 @@ def test_clients_that_go_on_after_the_last_round_are_not_measured_on_the_way(tmp
     made = experiment.build(table.cells[-1].config())
     with pytest.raises(EquipoiseError, match="on_the_way"):
         experiment.execute(made, on_the_way={1: lambda result: None})
+
+
+@pytest.mark.parametrize("change", ["train.lr=1", "run.seed=3", "run.eval_every=1", "method.mu=2", "run.splits=all"])
+def test_what_would_make_another_table_cannot_be_set(change: str) -> None:
+    with pytest.raises(EquipoiseError, match=re.escape(f"--set {change}")):
+        Wanted(sets=["run.device=cpu", change])
+
+
+def test_the_page_says_how_many_runs_were_rougher_or_finer_than_the_table(table: Table, tmp_path: Path) -> None:
+    one = {"rows": ["fedprox"], "columns": ["iid"]}
+    run([table], tmp_path, Wanted(seeds=[0], **one))
+    run([table], tmp_path, Wanted(seeds=[1], sets=["run.dtype=float64", "run.device=cpu"], **one))
+    first, second = Record(table, tmp_path).of("fedprox", "iid", table.cells)
+    assert "set" not in first and second["set"] == ["run.dtype=float64", "run.device=cpu"]
+    told = section(table, Record(table, tmp_path))
+    assert "with run.dtype=float64 1 of 2 runs" in told and "run.device" not in told
 
 
 def test_no_run_starts_after_its_time_and_what_is_left_is_run_later(table: Table, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from equipoise.questions import part
 from equipoise.streams import Stream
 
 _BLOCK = 1 << 26  # numbers in one block of rows: bounds memory, changes no result beyond rounding
-_RISES = 2  # windows in a row over which a loss may rise before a client stops training alone
 
 
 @dataclass(frozen=True)
@@ -165,13 +164,13 @@ class Executor:
     ) -> Tensor:
         """[K, d]: plain SGD on each client's own training split until the curve of its loss is flat.
 
-        A loss that rose is not flat: full batches on a network have such spikes. Who rises twice in a row has had its
-        chance. What is kept is the model of the lowest training loss, looked at every `window` epochs: the last one
-        where nothing rises. Who diverges is kept as it is, for others to see.
+        Up is not flat, nor is down again: full batches on a network have spikes. What is kept is the model of the
+        lowest training loss, looked at every `window` epochs: the last one where nothing rises. Who diverges is kept as
+        it is, for others to see.
         """
         rows = start.expand(len(ids), -1).clone()
-        kept, lowest, busy = rows.clone(), self.risk(ids, rows), torch.arange(len(ids))
-        rises = torch.zeros_like(ids)
+        kept, last, busy = rows.clone(), self.risk(ids, rows), torch.arange(len(ids))
+        lowest = last.clone()
         # The same bits, however long the run is to be, and however exact.
         widest = full(schedule.batch, self.world.train.size[ids.cpu()])
         replay = Replay(_halves(len(ids)), widest, False) if self.world.alone else None
@@ -184,14 +183,12 @@ class Executor:
             assert done.end is not None
             rows[at] = done.end
             loss = self.risk(ids[at], rows[at])
-            low, wild = lowest[at], ~loss.isfinite()
-            falls = low - loss > stop.tolerance * low.abs()
-            rises[at] = torch.where(loss > low, rises[at] + 1, 0)
-            down = (loss <= low) | wild
-            kept[at] = torch.where(down[:, None], rows[at], kept[at])
-            lowest[at] = torch.where(down, loss, low)
-            going = falls | ((loss > low) & ~wild & (rises[at] < _RISES))
-            busy = busy[going.cpu()]
+            best = (loss <= lowest[at]) | ~loss.isfinite()
+            kept[at] = torch.where(best[:, None], rows[at], kept[at])
+            lowest[at] = torch.where(best, loss, lowest[at])
+            steep = (loss - last[at]).abs() > stop.tolerance * last[at].abs()
+            last[at] = loss
+            busy = busy[(steep & loss.isfinite()).cpu()]
             if len(busy) == 0:
                 break
         return kept

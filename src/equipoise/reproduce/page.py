@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -101,7 +102,14 @@ def _how(table: Table, entries: Sequence[Entry]) -> str:
     if within:
         told.append(f"agreement means {within}")
     told += [f"{what} {', '.join(values)}" for what, values in (("commit", commits), ("on", devices)) if values]
+    told += [f"with {change} {n} of {len(entries)} runs" for change, n in _rougher(entries).items()]
     return "; ".join([*told, ", ".join(days)]) + "."
+
+
+def _rougher(entries: Sequence[Entry]) -> dict[str, int]:
+    """How many runs had another exactness than the tables say, by what was set."""
+    sets = [change for e in entries for change in e.get("set", []) if change.startswith(("run.precision", "run.dtype"))]
+    return dict(sorted(Counter(sets).items()))
 
 
 def _chosen(table: Table, ours: dict[tuple[str, str, str], Found]) -> list[str]:

@@ -24,6 +24,7 @@ from equipoise import experiment, files
 from equipoise.audit.engines import Engine, Job, Local
 from equipoise.audit.runner import Step, built, execute_all
 from equipoise.core import Stop
+from equipoise.errors import EquipoiseError
 from equipoise.reproduce.measures import (
     Finished,
     measure,
@@ -38,6 +39,8 @@ from equipoise.reproduce.tables import Cell, Table
 from equipoise.results import Result
 from equipoise.standalone import ExtraEpoch
 
+_HOW = tuple(f"run.{name}" for name in ("device", "executor", "replay", "workers", "personal", "precision", "dtype"))
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -49,10 +52,16 @@ class Wanted:
     rows: Sequence[str] | None = None
     columns: Sequence[str] | None = None
     sets: Sequence[str] = ()
-    """Changes to every run that do not change its numbers by much: run.device=cuda."""
+    """Where and how every run is carried out, such as run.device=cuda; more would make it another table's."""
     also: Sequence[float] = ()
     """Smaller shares of the rounds to measure after on the way, where nothing has to be chosen: claims compare runs of
     equal length."""
+
+    def __post_init__(self) -> None:
+        for change in self.sets:
+            if change.split("=")[0].strip() not in _HOW:
+                hint = f"only {', '.join(_HOW)} may be set; for all else change a copy of the table"
+                raise EquipoiseError(f"--set {change} would make another table of it", hint)
 
     def cells(self, table: Table) -> Iterable[Cell]:
         """The table's cells that are wanted; with seeds of one's own, every row has these."""
@@ -160,8 +169,10 @@ def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
         alike = configs.dump(replace(config, train=replace(config.train, rounds=0)))
         runs = same.setdefault((alike, cell.model, (cell.row, cell.column) if ends else None), [])
         smaller = [s for s in wanted.also if s < wanted.scale] if len(cell.grid) == 1 and not ends else []
+        how = {"set": [*wanted.sets]} if wanted.sets else {}
         for share in (wanted.scale, *smaller):
-            runs.append((cell, cell.config(chosen, share, wanted.sets), {**final(cell, share), "chosen": chosen}))
+            entry = {**final(cell, share), "chosen": chosen, **how}
+            runs.append((cell, cell.config(chosen, share, wanted.sets), entry))
     for runs in same.values():
         cell, config, _ = max(runs, key=lambda run: run[1].train.rounds)
         heads = [(run.train.rounds, head) for _, run, head in runs]
