@@ -24,8 +24,8 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Stop:
-    """When training alone has converged: the loss fell by less than `tolerance` (relative) over `window` epochs, or
-    rose over two such windows in a row. The model of the lowest loss at a window's end is kept."""
+    """When training alone ends: the loss changed by no more than `tolerance` (relative) over `window` epochs, or `cap`
+    epochs are done. The model of the lowest loss at a window's end is kept."""
 
     tolerance: float = 1e-4
     window: int = 100
