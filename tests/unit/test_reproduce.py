@@ -167,7 +167,7 @@ def test_the_page_says_how_many_runs_were_rougher_or_finer_than_the_table(table:
     first, second = Record(table, tmp_path).of("fedprox", "iid", table.cells)
     assert "set" not in first and second["set"] == ["run.dtype=float64", "run.device=cpu"]
     told = section(table, Record(table, tmp_path))
-    assert "with run.dtype=float64 1 of 2 runs" in told and "run.device" not in told
+    assert "1 of 2 runs with run.dtype=float64" in told and "run.device" not in told
 
 
 def test_no_run_starts_after_its_time_and_what_is_left_is_run_later(table: Table, tmp_path: Path) -> None:
@@ -237,11 +237,58 @@ def test_runs_of_different_lengths_are_not_compared(table: Table, tmp_path: Path
         leave(record.inbox, entry(cell, 0.9 if cell.row == "fedprox" else 0.5, 0.1 if shorter else 1.0))
     record.take_in()
     (claim,) = held(table, found(table, record))
-    assert claim.verdict == "holds in part" and claim.why.startswith("not compared") and claim.why.count(", ") == 2
+    assert claim.verdict == "holds so far" and claim.why.startswith("not compared") and claim.why.count(", ") == 2
     for cell in table.cells:  # and with runs of the same length beside the longer ones they are
         leave(record.inbox, entry(cell, 0.9 if cell.row == "fedprox" else 0.5, 0.1))
     record.take_in()
     assert [(h.verdict, h.why) for h in held(table, found(table, record))] == [("holds", "")]
+
+
+def judged(table: Table, out: Path, accuracies: dict[tuple[str, str], float | None]) -> list[tuple[str, str]]:
+    """Verdict and reason of every claim, given the accuracy of some cells at seed 0."""
+    record = Record(table, out)
+    for cell in table.cells:
+        if (cell.row, cell.column) in accuracies and cell.seed == 0:
+            made = {**final(cell, 1.0), "rounds": 2, "numbers": {"accuracy_mean": accuracies[cell.row, cell.column]}}
+            leave(record.inbox, made)
+    record.take_in()
+    return [(h.verdict, h.why) for h in held(table, found(table, record))]
+
+
+IID = {("fedavg", "iid"): 0.5, ("fedprox", "iid"): 0.6}
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict", "why"),
+    [
+        ({}, "holds so far", "not measured: skewed, FedProx"),
+        ({("fedprox", "skewed"): 0.1}, "holds so far", "not measured: skewed, FedAvg"),
+        ({("fedprox", "iid"): 0.4}, "does not hold", "iid: 0.4 against 0.5; not measured: skewed, FedProx"),
+        ({("fedavg", "skewed"): 0.5, ("fedprox", "skewed"): 0.5}, "holds", "skewed: both 0.5"),
+        ({("fedprox", "skewed"): None}, "holds in part", "there is no such number; not measured: skewed, FedAvg"),
+        ({("fedprox", "iid"): 0.5}, "undecided", "iid: both 0.5"),
+    ],
+)
+def test_what_was_not_compared_is_told(
+    table: Table, tmp_path: Path, more: dict[tuple[str, str], float | None], verdict: str, why: str
+) -> None:
+    ((found_verdict, told),) = judged(table, tmp_path, {**IID, **more})
+    assert found_verdict == verdict and told.endswith(why)
+
+
+def test_nothing_measured_is_nothing_to_tell(table: Table, tmp_path: Path) -> None:
+    assert judged(table, tmp_path, {}) == [("not measured", "")]
+
+
+def test_many_comparisons_are_counted(tmp_path: Path) -> None:
+    rows = "".join(f'[rows.r{i}]\ntitle = "R{i}"\nset.method = {{ name = "fedavg" }}\n' for i in range(5))
+    table = load("nobody/one", folder_with(tmp_path / "e", TABLE.replace("[[claims]]", rows + "[[claims]]")))
+    assert judged(table, tmp_path, IID) == [("holds so far", "not measured: 11 of 12 comparisons")]
+
+
+def test_a_number_as_the_bound_may_be_met_exactly(tmp_path: Path) -> None:
+    text = TABLE.replace('more = "fedprox"', 'more = "fedprox"\nthan = 0.6\ncolumns = ["iid"]')
+    assert judged(load("nobody/one", folder_with(tmp_path / "e", text)), tmp_path, IID) == [("holds", "")]
 
 
 def test_the_largest_scale_is_what_is_shown(table: Table, tmp_path: Path) -> None:
@@ -260,6 +307,15 @@ def test_the_page_is_a_function_of_table_and_record(table: Table, tmp_path: Path
     assert pages[0] == pages[1]
     assert "| FedAvg | 0.500 (0.200) | 0.520 ≈ (–) |" in pages[0]
     assert "not measured" in pages[0]
+
+
+def test_the_page_tells_how_long_choices_ran_and_which_column_has_no_run(tmp_path: Path) -> None:
+    table = load("nobody/one", folder_with(tmp_path / "e", TABLE.replace("rounds = 1 }", "rounds = 40 }")))
+    record, cell = Record(table, tmp_path), table.cells[0]
+    leave(record.inbox, {**entry(cell, 0.5, 0.1), "chosen": cell.grid[0]})
+    record.take_in()
+    told = section(table, record)
+    assert "seed 1000, 4 rounds): FedAvg lr 0.01." in told and "| 1 × 2 rounds, – |" in told
 
 
 @pytest.mark.parametrize(

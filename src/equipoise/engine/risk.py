@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from equipoise.engine.view import World
 
 CHUNK = 2048  # samples of one client in a single evaluation pass: bounds memory, changes no result beyond rounding
-_AT_ONCE = 1 << 14  # samples of all clients in one
+_AT_ONCE = 1 << 14  # samples of all clients in one, on a GPU
+_NEAR = 1 << 12  # the same on a CPU, where what was read should still be near when it is needed
 _EMPTY = 2  # times as many places as samples, of which a graph may have to work on more than a cohort needs
 
 
@@ -27,7 +28,7 @@ def answers(
     """
     data = world.federation.data
     index, mask = world.federation.splits[split].padded(ids, longest)
-    chunk = max(1, min(CHUNK, _AT_ONCE // max(1, len(ids))))
+    chunk = max(1, min(CHUNK, (_AT_ONCE if rows.is_cuda else _NEAR) // max(1, len(ids))))
     for at in range(0, index.shape[1], chunk):
         part, y = index[:, at : at + chunk], data.y[index[:, at : at + chunk]]
         y = y.to(rows.dtype) if y.is_floating_point() else y

@@ -16,7 +16,8 @@ MARKS = {"agrees": " ≈", "higher": " ↑", "lower": " ↓"}
 _LEGEND = (
     "Every cell: published, then ours (mean ± sample deviation over seeds). ≈ agrees with the published number, to the "
     "tolerance given with the table or within two standard errors; ↑ ours is higher; ↓ ours is lower; – not given, or "
-    "not measured."
+    "not measured. A claim compares two rows over the seeds that both have, after equally many rounds; beside it stand "
+    "these two means where it does not hold, the second with the claim's margin taken off."
 )
 
 
@@ -85,10 +86,11 @@ def _runs(cells: Sequence[Found | None]) -> str:
     """How many seeds in each column, and of how many rounds if fewer than the paper's."""
     told = []
     for cell in cells:
-        if cell is not None and cell.entries:
-            few = "" if cell.entries[0]["scale"] == 1 else f" × {cell.entries[0]['rounds']} rounds"
-            told.append(f"{len(cell.entries)}{few}")
-    return told[0] if told and len(set(told)) == 1 else ", ".join(told) or "–"
+        few, entries = "", cell.entries if cell is not None else ()
+        if entries and entries[0]["scale"] != 1:
+            few = f" × {entries[0]['rounds']} rounds"
+        told.append(f"{len(entries)}{few}" if entries else "–")
+    return told[0] if len(set(told)) == 1 else ", ".join(told)
 
 
 def _how(table: Table, entries: Sequence[Entry]) -> str:
@@ -97,12 +99,13 @@ def _how(table: Table, entries: Sequence[Entry]) -> str:
     names = ("commit", "device", "day")
     commits, devices, days = (sorted({str(e.get(n)) for e in entries if e.get(n)}) for n in names)
     within = ", ".join(f"{m} to {v:g}" for m, v in table.head.within.items())
-    seeds = f"{len({e['seed'] for e in entries})} seeds at most"
+    many = len({e["seed"] for e in entries})
+    seeds = "one seed" if many == 1 else f"{many} seeds at most"
     told = [f"`equipoise reproduce {table.name}`", f"measures {', '.join(table.head.measures)}", seeds]
     if within:
         told.append(f"agreement means {within}")
     told += [f"{what} {', '.join(values)}" for what, values in (("commit", commits), ("on", devices)) if values]
-    told += [f"with {change} {n} of {len(entries)} runs" for change, n in _rougher(entries).items()]
+    told += [f"{n} of {len(entries)} runs with {change}" for change, n in _rougher(entries).items()]
     return "; ".join([*told, ", ".join(days)]) + "."
 
 
@@ -125,8 +128,9 @@ def _chosen(table: Table, ours: dict[tuple[str, str, str], Found]) -> list[str]:
         if told:
             keys = "/".join(k.split(".")[-1] for k in {**table.head.grid, **row.grid})
             lines.append(f"{row.title} {keys} {', '.join(told)}")
-    choose = table.head.choose
-    rounds = f", {choose.rounds} rounds" if choose.rounds else ""
+    choose, scales = table.head.choose, {e["scale"] for cell in ours.values() for e in cell.entries if e.get("chosen")}
+    lengths = sorted({max(1, round(choose.rounds * scale)) for scale in scales}) if choose.rounds else []
+    rounds = f", {' or '.join(map(str, lengths))} rounds" if lengths else ""
     how = f"Chosen on validation data ({choose.validation:g} of the training samples, seed {choose.seed}{rounds})"
     return [f"{how}: {'; '.join(lines)}."] if lines else []
 

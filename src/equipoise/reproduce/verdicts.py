@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from equipoise.reproduce.record import Entry, Record
 from equipoise.reproduce.tables import Claim, Table
+
+_MISSING, _UNLIKE = "not measured", "not compared, as the numbers of rounds differ"
+_FEW = 4  # comparisons that are named one by one
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Held:
     claim: Claim
     verdict: str
     why: str
-    """Ours in every column where it does not hold; and what was not compared, as numbers of rounds differ."""
+    """Ours in every column where it does not hold, and what was not compared."""
 
 
 def found(table: Table, record: Record) -> dict[tuple[str, str, str], Found]:
@@ -75,29 +79,66 @@ def held(table: Table, ours: dict[tuple[str, str, str], Found]) -> list[Held]:
 
 
 def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -> Held:
-    row = claim.less or claim.more or ""
-    outcomes: list[bool] = []
-    against: list[str] = []
-    unlike: list[str] = []
+    row, sign = claim.less or claim.more or "", 1 if claim.less else -1
     names = [None] if isinstance(claim.than, int | float) else claim.than or list(table.head.rows)
+    rivals = [name for name in names if name != row]
+    outcomes: list[bool] = []
+    told: list[str] = []
+    made: list[tuple[str, str]] = []
     for column in claim.columns or table.head.columns:
-        for name in (n for n in names if n != row):
-            if name is not None and _unlike(ours, claim.measure, column, row, name):
-                unlike.append(f"{table.head.columns[column].title}, {table.head.rows[name].title}")
-        pairs = [_paired(ours, row, name, column, claim) for name in names if name != row]
+        title = table.head.columns[column].title
+        made += _comparisons(table, ours, claim.measure, column, row, rivals)
+        if _without_number(ours, row, column, claim.measure):
+            outcomes.append(False)
+            told.append(f"{title}: there is no such number")
+            continue
+        pairs = [_paired(ours, row, name, column, claim) for name in rivals]
         pairs = [(own, other) for own, other in pairs if not math.isnan(own + other)]
         if not pairs:
             continue
-        sign = 1 if claim.less else -1
         own, other = max(pairs, key=lambda pair: sign * (pair[0] - pair[1]))  # the hardest to beat
         bound = other - sign * claim.by
+        if own == bound and rivals != [None]:
+            told.append(f"{title}: both {own:.4g}")
+            continue
         outcomes.append(sign * own <= sign * bound)
         if not outcomes[-1]:
-            against.append(f"{table.head.columns[column].title}: {own:.4g} against {bound:.4g}")
-    if unlike:
-        against.append(f"not compared, as the numbers of rounds differ: {'; '.join(unlike)}")
-    verdict = "holds" if all(outcomes) and not unlike else "holds in part" if any(outcomes) else "does not hold"
-    return Held(claim, verdict if outcomes else "not measured", "; ".join(against))
+            told.append(f"{title}: {own:.4g} against {bound:.4g}")
+    unlike, missing = (_named(made, why) for why in (_UNLIKE, _MISSING))
+    if not outcomes:
+        return Held(claim, "undecided" if told else "not measured", "; ".join([*told, *unlike]))
+    verdict = "holds in part" if any(outcomes) else "does not hold"
+    if all(outcomes):
+        verdict = "holds so far" if unlike or missing else "holds"
+    return Held(claim, verdict, "; ".join([*told, *missing, *unlike]))
+
+
+def _comparisons(
+    table: Table, ours: dict[tuple[str, str, str], Found], measure: str, column: str, row: str, rivals: Sequence[Any]
+) -> Iterator[tuple[str, str]]:
+    """For every rival that has a cell in this column: why there is no comparison with it, if there is none, and what
+    there should be."""
+    for name in rivals:
+        rows = [row] if name is None else [row, name]
+        if not all((r, column, measure) in ours for r in rows):
+            continue
+        absent = [r for r in rows if not ours[r, column, measure].entries]
+        why = _MISSING if absent else _UNLIKE if name and _unlike(ours, measure, column, row, name) else ""
+        yield why, f"{table.head.columns[column].title}, {table.head.rows[(absent or rows[-1:])[0]].title}"
+
+
+def _named(made: Sequence[tuple[str, str]], why: str) -> list[str]:
+    """The comparisons that were not made for this reason, if there are any, in one line."""
+    which = [what for reason, what in made if reason == why]
+    named = dict.fromkeys(which)
+    short = f"{len(which)} of {len(made)} comparisons" if len(named) > _FEW else "; ".join(named)
+    return [f"{why}: {short}"] if which else []
+
+
+def _without_number(ours: dict[tuple[str, str, str], Found], row: str, column: str, measure: str) -> bool:
+    """Whether it was run, and nothing came of it: nobody was removed, say, so that there is no round of removal."""
+    cell = ours.get((row, column, measure))
+    return cell is not None and bool(cell.every) and not _runs(ours, row, column, measure)
 
 
 def _paired(
