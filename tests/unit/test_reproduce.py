@@ -8,7 +8,7 @@ import pytest
 from equipoise import experiment, files
 from equipoise.errors import EquipoiseError
 from equipoise.reproduce import Record, home, load, matching, names, run
-from equipoise.reproduce.page import section, write
+from equipoise.reproduce.page import OVERVIEW, glance, overview, section, write
 from equipoise.reproduce.record import final, leave
 from equipoise.reproduce.runner import Wanted
 from equipoise.reproduce.tables import Cell, Table, merged
@@ -307,6 +307,20 @@ def test_the_page_is_a_function_of_table_and_record(table: Table, tmp_path: Path
     assert pages[0] == pages[1]
     assert "| FedAvg | 0.500 (0.200) | 0.520 ≈ (–) |" in pages[0]
     assert "not measured" in pages[0]
+
+
+def test_a_table_at_a_glance(table: Table, tmp_path: Path) -> None:
+    nothing = ["[nobody/one](nobody.md)", "0 of 4", "–", "–", "–", "–", "–", "–", "1"]
+    assert glance(table, tmp_path) == nothing
+    record = Record(table, tmp_path)
+    for cell in table.cells:
+        if cell.column == "iid":
+            leave(record.inbox, entry(cell, 0.9 if cell.row == "fedprox" else 0.5, 0.1))
+    record.take_in()
+    some = ["[nobody/one](nobody.md)", "2 of 4", "10%", "1 to 2", "–", "1", "–", "–", "–"]
+    assert glance(table, tmp_path) == some
+    text = overview([table], tmp_path, tmp_path / "all.md", "# Ours").read_text()
+    assert text.startswith("# Ours\n") and f"| {' | '.join(OVERVIEW)} |" in text and f"| {' | '.join(some)} |" in text
 
 
 def test_the_page_tells_how_long_choices_ran_and_which_column_has_no_run(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @guarded
 def reproduce(
-    tables: Annotated[list[str] | None, typer.Argument(help="PAPER or PAPER/TABLE; none: list them.")] = None,
+    tables: Annotated[list[str] | None, typer.Argument(help="PAPER or PAPER/TABLE; none: list them all.")] = None,
     scale: Annotated[float, typer.Option(help="The share of every run's rounds.")] = 1.0,
     also: Annotated[str | None, typer.Option(help="Measure on the way too: 0.1,0.3, smaller shares.")] = None,
     seeds: Annotated[str | None, typer.Option(help="0..4 or 0,3,7, for all rows. Default: the table's.")] = None,
@@ -45,6 +45,7 @@ def reproduce(
     \b
     Examples:
       equipoise reproduce
+      equipoise reproduce --show
       equipoise reproduce fedlf/table1-fashion --scale 0.1 --seeds 0..4
       equipoise reproduce ditto --minutes 30 --set run.device=cuda
     """
@@ -53,7 +54,11 @@ def reproduce(
 
     folder = experiments or home()
     if not tables:
-        put_table(("table", "title"), [(name, load(name, folder).head.title) for name in names(folder)])
+        everything = [load(name, folder) for name in names(folder)]
+        if only_show:
+            _overview(everything, folder, out, page or out / "README.md")
+        else:
+            put_table(("table", "title"), [(table.name, table.head.title) for table in everything])
         return
     chosen = [load(name, folder) for name in matching(tables, folder)]
     shares = [_share("--also", text) for text in _names(also) or ()]
@@ -87,6 +92,15 @@ def _show(table: Table, out: Path) -> None:
     put("")
     for claim in held(table, ours):
         put(f"{claim.verdict}: {claim.claim.says}" + (f" ({claim.why})" if claim.why else ""))
+
+
+def _overview(tables: list[Table], folder: Path, out: Path, page: Path) -> None:
+    from equipoise.reproduce.page import OVERVIEW, glance, overview
+
+    put_table(OVERVIEW, [(table.name, *glance(table, out)[1:]) for table in tables])
+    about = folder / "about.md"
+    text = about.read_text(encoding="utf-8") if about.is_file() else ""
+    say(f"page: {overview(tables, out, page, text).resolve()}")
 
 
 def _write(paper: str, folder: Path, out: Path, page: Path | None) -> None:

@@ -13,6 +13,7 @@ from equipoise.reproduce.verdicts import Found, found, held
 
 _WIDE = 3  # columns of the paper's side by side
 MARKS = {"agrees": " ≈", "higher": " ↑", "lower": " ↓"}
+OVERVIEW = ("table", "cells", "of the rounds", "seeds", "holds", "so far", "in part", "does not hold", "open")
 _LEGEND = (
     "Every cell: published, then ours (mean ± sample deviation over seeds). ≈ agrees with the published number, to the "
     "tolerance given with the table or within two standard errors; ↑ ours is higher; ↓ ours is lower; – not given, or "
@@ -28,6 +29,33 @@ def write(tables: Sequence[Table], out: Path, path: Path, about: str = "") -> Pa
     files.make_folder(path.parent)
     files.write_atomic(path, ("\n\n".join(parts) + "\n").encode())
     return path
+
+
+def overview(tables: Sequence[Table], out: Path, path: Path, about: str = "") -> Path:
+    """A page about all papers: what was measured of every table, and how its claims fared."""
+    parts = [about.strip() or "# Published tables, run again", markdown(OVERVIEW, [glance(t, out) for t in tables])]
+    files.make_folder(path.parent)
+    files.write_atomic(path, ("\n\n".join(parts) + "\n").encode())
+    return path
+
+
+def glance(table: Table, out: Path) -> list[str]:
+    """One table in a line, see `OVERVIEW`."""
+    ours = found(table, Record(table, out))
+    cells = [cell for key, cell in ours.items() if key[2] == table.head.measures[0]]
+    measured = [cell for cell in cells if cell.entries]
+    shares = {e["scale"] for cell in measured for e in cell.entries}
+    least, most = (f"{100 * f(shares):g}%" if shares else "–" for f in (min, max))
+    seeds = sorted({len(cell.entries) for cell in measured})
+    verdicts = Counter(h.verdict for h in held(table, ours))
+    counts = [verdicts.pop(v, 0) for v in ("holds", "holds so far", "holds in part", "does not hold")]
+    return [
+        f"[{table.name}]({table.name.split('/')[0]}.md)",
+        f"{len(measured)} of {len(cells)}",
+        least if least == most else f"{least} to {most}",
+        " to ".join(map(str, sorted({*seeds[:1], *seeds[-1:]}))) or "–",
+        *(str(n or "–") for n in (*counts, sum(verdicts.values()))),
+    ]
 
 
 def section(table: Table, record: Record) -> str:
