@@ -12,7 +12,7 @@ import typer
 from equipoise.cli.audits import AddressOption, EngineOption, Where, Workers, engine_of, steps
 from equipoise.cli.runs import SetOption
 from equipoise.cli.terminal import FAILED, Quiet, Verbose, guarded, put, put_table, say
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, nearest, require
 
 if TYPE_CHECKING:
     from equipoise.reproduce import Table
@@ -27,7 +27,7 @@ def reproduce(
     rows: Annotated[str | None, typer.Option(help="Only these rows, by name, with commas between.")] = None,
     columns: Annotated[str | None, typer.Option(help="Only these columns.")] = None,
     overrides: SetOption = None,
-    out: Annotated[Path, typer.Option(help="Where measurements are kept.")] = Path("runs/reproduce"),
+    out: Annotated[Path | None, typer.Option(help="Where measurements are kept. Default: runs/reproduce.")] = None,
     experiments: Annotated[Path | None, typer.Option(help="The folder of tables. Default: ours.")] = None,
     page: Annotated[Path | None, typer.Option(help="The results page. Default: OUT/PAPER.md.")] = None,
     workers: Workers = None,
@@ -53,26 +53,34 @@ def reproduce(
     from equipoise.reproduce.runner import Wanted
 
     folder = experiments or home()
+    if not names(folder):
+        raise EquipoiseError(f"no published tables in {folder}", "PAPER/TABLE.toml, see docs/guides/reproduce.md")
+    kept = out or Path("runs/reproduce")
+    if only_show and out is None and not kept.is_dir():
+        kept = folder  # what was measured by us, which lies with the tables
     if not tables:
         everything = [load(name, folder) for name in names(folder)]
         if only_show:
-            _overview(everything, folder, out, page or out / "README.md")
+            _overview(everything, folder, kept, page)
         else:
             put_table(("table", "title"), [(table.name, table.head.title) for table in everything])
         return
     chosen = [load(name, folder) for name in matching(tables, folder)]
     shares = [_share("--also", text) for text in _names(also) or ()]
     sets, share = tuple(overrides or ()), _share("--scale", scale)
-    wanted = Wanted(share, _seeds(seeds), _names(rows), _names(columns), sets, shares)
+    some_rows = _known("--rows", rows, [name for table in chosen for name in table.head.rows])
+    some_columns = _known("--columns", columns, [name for table in chosen for name in table.head.columns])
+    wanted = Wanted(share, _seeds(seeds), some_rows, some_columns, sets, shares)
+    require(minutes is None or minutes >= 0, "--minutes", minutes, "0 or more; left out: no limit")
     errors: dict[str, str] = {}
     if not only_show:
         where = engine_of(engine, ray_address, workers)
         with steps(quiet) as report:
-            errors = run(chosen, out, wanted, engine=where, minutes=minutes, report=report)
+            errors = run(chosen, kept, wanted, engine=where, minutes=minutes, report=report)
     for table in chosen:
-        _show(table, out)
+        _show(table, kept)
     for name in dict.fromkeys(t.name.split("/")[0] for t in chosen):
-        _write(name, folder, out, page)
+        _write(name, folder, kept, page)
     for name, error in errors.items():
         say(f"failed: {name}: {error}")
     if errors:
@@ -94,23 +102,27 @@ def _show(table: Table, out: Path) -> None:
         put(f"{claim.verdict}: {claim.claim.says}" + (f" ({claim.why})" if claim.why else ""))
 
 
-def _overview(tables: list[Table], folder: Path, out: Path, page: Path) -> None:
+def _overview(tables: list[Table], folder: Path, out: Path, page: Path | None) -> None:
     from equipoise.reproduce.page import OVERVIEW, glance, overview
 
     put_table(OVERVIEW, [(table.name, *glance(table, out)[1:]) for table in tables])
-    about = folder / "about.md"
-    text = about.read_text(encoding="utf-8") if about.is_file() else ""
-    say(f"page: {overview(tables, out, page, text).resolve()}")
+    if page or out != folder:
+        say(f"page: {overview(tables, out, page or out / 'README.md', _about(folder)).resolve()}")
 
 
 def _write(paper: str, folder: Path, out: Path, page: Path | None) -> None:
+    """The page, but for one among the tables that nobody asked for."""
     from equipoise.reproduce import load, matching
     from equipoise.reproduce.page import write
 
-    about = folder / paper / "about.md"
-    text = about.read_text(encoding="utf-8") if about.is_file() else ""
-    tables = [load(name, folder) for name in matching([paper], folder)]
-    say(f"page: {write(tables, out, page or out / f'{paper}.md', text).resolve()}")
+    if page or out != folder:
+        tables = [load(name, folder) for name in matching([paper], folder)]
+        say(f"page: {write(tables, out, page or out / f'{paper}.md', _about(folder / paper)).resolve()}")
+
+
+def _about(folder: Path) -> str:
+    path = folder / "about.md"
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _share(option: str, value: float | str) -> float:
@@ -127,11 +139,19 @@ def _names(text: str | None) -> list[str] | None:
     return [name.strip() for name in text.split(",")] if text else None
 
 
+def _known(option: str, text: str | None, known: list[str]) -> list[str] | None:
+    """The names in an option, each of which one of the tables must have."""
+    found = _names(text)
+    for name in found or ():
+        require(name in known, option, name, nearest(name, known))
+    return found
+
+
 def _seeds(text: str | None) -> list[int] | None:
     if text is None:
         return None
     span = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", text)
-    if span:
+    if span and int(span[1]) <= int(span[2]):
         return list(range(int(span[1]), int(span[2]) + 1))
     if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text):
         raise EquipoiseError(f"--seeds is {text!r}", "such as 0..4 or 0,3,7")

@@ -59,6 +59,7 @@ class Wanted:
 
     def __post_init__(self) -> None:
         for change in self.sets:
+            configs.override({}, change)  # which says what is wrong with its form
             if change.split("=")[0].strip() not in _HOW:
                 hint = f"only {', '.join(_HOW)} may be set; for all else change a copy of the table"
                 raise EquipoiseError(f"--set {change} would make another table of it", hint)

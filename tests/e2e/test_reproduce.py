@@ -1,0 +1,67 @@
+"""`equipoise reproduce`: listing, running, showing, and what it says to mistakes."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from equipoise.cli import app
+from tests.unit.test_reproduce import folder_with
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return folder_with(tmp_path / "mine")
+
+
+def asked(*words: str) -> Result:
+    return CliRunner().invoke(app, ["reproduce", *words, "--experiments", "mine"])
+
+
+def test_tables_are_listed_run_and_shown(mine: Path) -> None:
+    assert "nobody/one" in asked().output
+    made = asked("nobody/one", "--rows", "fedprox", "--columns", "iid", "--workers", "1", "--quiet")
+    assert made.exit_code == 0 and "0.900" in made.output
+    assert "not measured: FedProx is better" in made.output
+    page = Path("runs/reproduce/nobody.md").read_text()
+    again = asked("nobody", "--show")
+    assert again.exit_code == 0 and Path("runs/reproduce/nobody.md").read_text() == page
+    assert "1 of 4" in asked("--show").output and Path("runs/reproduce/README.md").is_file()
+
+
+def test_what_lies_with_the_tables_is_shown_until_something_is_measured(mine: Path) -> None:
+    asked("nobody/one", "--rows", "fedprox", "--columns", "iid", "--workers", "1", "--quiet", "--out", "mine")
+    before = sorted(mine.rglob("*"))
+    shown = asked("nobody/one", "--show")
+    assert shown.exit_code == 0 and shown.output.count("–") < asked("nobody/one", "--show", "--out", "x").output.count(
+        "–"
+    )
+    assert "1 of 4" in asked("--show").output
+    assert sorted(mine.rglob("*")) == before and not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "hint"),
+    [
+        (["--rows", "fedporx"], "--rows is 'fedporx'", "did you mean 'fedprox'?"),
+        (["--columns", "iid,odd"], "--columns is 'odd'", "known: iid, skewed"),
+        (["--seeds", "5..2"], "--seeds is '5..2'", "such as 0..4"),
+        (["--seeds", "-1"], "--seeds is '-1'", "such as 0..4"),
+        (["--scale", "0"], "--scale is 0.0", "at most 1"),
+        (["--also", "x"], "--also is x", "at most 1"),
+        (["--minutes", "-1"], "--minutes is -1.0", "0 or more"),
+        (["--set", "train.lr=1"], "--set train.lr=1", "change a copy"),
+        (["--set", "run.precision"], "--set run.precision", "section.key=value"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(mine: Path, words: list[str], told: str, hint: str) -> None:
+    made = asked("nobody/one", *words)
+    assert made.exit_code == 2 and told in made.output
+    assert hint in made.output and not Path("runs").exists()
+
+
+def test_a_folder_without_tables_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = asked()
+    assert made.exit_code == 2 and "no published tables in mine" in made.output
