@@ -2,13 +2,16 @@
 
 Both take a whole batch at once, in float64. The hull's is solved in host memory wherever it comes from: some hundred
 operations of a microsecond there are as many launches on a GPU, ten times as long. Most of them are numpy's, which are
-shorter than torch's; but products and large factorisations never are, as numpy's threads are not ours to limit (torch's
-are, see the engine's `steady`).
+shorter than torch's; but products and large factorisations never are, as numpy's threads and LAPACK's are not ours to
+limit (torch's are, see the engine's `steady`).
 """
 
 from __future__ import annotations
 
-import contextlib
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +26,7 @@ _PIVOTS, _CHANCES = 20, 3  # exchanges at most, and how many in a row may fail t
 _START = 1e-2  # the ridge of the first guess at which rows are used
 _EXACT = 1e-12  # the error of an answer that needs no second method; nearly all have 1e-16
 _SIGN = 1e-13  # what is this small, relative to sum x, has no sign
-_FEW = 96  # fewer rows than this numpy solves in one thread, in half the time of torch
+_FEW = 96  # fewer rows than this LAPACK takes in one thread, in a third of the time of torch
 _TINY = float(np.finfo(np.float64).tiny)
 
 _STEPS, _FIRST_LOOK, _LOOK_EVERY = 60, 6, 2  # to look at whether all are solved
@@ -113,12 +116,11 @@ def _pivoted(c: Tensor, b: Tensor, real: Tensor) -> Tensor:
 def _pivoted_set(c: Floats, b: Floats, real: Bools) -> Floats:
     """One set, with only the rows that are used in the equations, which are often a third of them."""
     used, at = np.zeros_like(real), real.nonzero()[0]
-    used[at] = _solved(_block(c, at, _START), b[at]) > 0
+    used[at] = _solved(_block(c, at, _START), b[at])[0] > 0
     fewest, chances = len(b) + 1, _CHANCES
     for _ in range(_PIVOTS):
         x, at = np.zeros_like(b), used.nonzero()[0]
-        block = _block(c, at, _FLOOR)
-        x[at] = _solved(block, b[at])
+        x[at], again = _solved(_block(c, at, _FLOOR), b[at])
         y = np.einsum("ij,j->i", c, x) - b  # its own loop, in this thread
         wrong = real & (np.where(used, x, y) < -_SIGN * np.abs(x).sum())
         count = int(np.count_nonzero(wrong))
@@ -127,7 +129,7 @@ def _pivoted_set(c: Floats, b: Floats, real: Bools) -> Floats:
         if count == 0 or chances < 0:
             break
         used = used ^ wrong
-    x[at] -= _solved(block, y[at])
+    x[at] -= again(y[at])
     v = np.maximum(x, 0.0)
     total = (b * v).sum()
     return v / total if total > 0 else v
@@ -140,15 +142,27 @@ def _block(c: Floats, at: Ints, ridge: float) -> Floats:
     return block
 
 
-def _solved(block: Floats, b: Floats) -> Floats:
-    """NaN where there is no answer."""
-    x: Floats = np.full_like(b, np.nan)
-    if len(b) < _FEW:
-        with contextlib.suppress(np.linalg.LinAlgError):
-            x = np.linalg.solve(block, b).astype(np.float64, copy=False)
-        return x
-    factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(block))
-    return x if failed else torch.cholesky_solve(torch.from_numpy(b)[:, None], factor)[:, 0].numpy()
+def _solved(block: Floats, b: Floats) -> tuple[Floats, Callable[[Floats], Floats]]:
+    """The answer for b, and how to find those for other right sides; NaN where there is none. `block` is used up."""
+    lapack = _lapack() if 0 < len(b) < _FEW else None
+    if lapack is not None:
+        small, x, failed = lapack.dposv(block.T, b, overwrite_a=True)
+        return np.full_like(b, np.nan) if failed else x, lambda b: lapack.dpotrs(small, b)[0]
+    large, broken = torch.linalg.cholesky_ex(torch.from_numpy(block))
+
+    def solve(b: Floats) -> Floats:
+        return torch.cholesky_solve(torch.from_numpy(b)[:, None], large)[:, 0].numpy()
+
+    return np.full_like(b, np.nan) if broken else solve(b), solve
+
+
+@cache
+def _lapack() -> Any:
+    """What scipy knows of it, when it is first needed, as that takes half a second; None where it is not installed."""
+    try:
+        return importlib.import_module("scipy.linalg.lapack")
+    except ImportError:
+        return None
 
 
 def _interior_point(c: Tensor, b: Tensor, real: Tensor) -> Tensor:

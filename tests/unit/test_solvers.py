@@ -147,6 +147,15 @@ def test_both_methods_find_the_same_vector(kind: str, monkeypatch: pytest.Monkey
     assert ((one - other)[:, None] @ x).norm() <= 1e-7 * x.norm(dim=-1).min()
 
 
+@pytest.mark.parametrize("kind", ROWS)
+def test_without_scipy_it_is_the_same_vector(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = ROWS[kind](5, 30)
+    one = min_norm(x @ x.mT)
+    monkeypatch.setattr(solvers, "_lapack", lambda: None)
+    other = min_norm(x @ x.mT)
+    assert ((one - other)[:, None] @ x).norm() <= 1e-8 * x.norm(dim=-1).min()
+
+
 @pytest.mark.parametrize("kind", ["random", "few dimensions", "in a half space", "repeated", "one made of others"])
 def test_pivoting_alone_solves_what_methods_ask_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Tensor) -> Tensor:
