@@ -25,6 +25,8 @@ from equipoise.engine.cautions import cautions
 from equipoise.engine.phases import phase
 from equipoise.engine.run import Simulation
 from equipoise.engine.server import RoundRecord
+from equipoise.errors import EquipoiseError
+from equipoise.provenance import essence
 from equipoise.results import MemoryRun, Result, RunFolder
 
 if TYPE_CHECKING:
@@ -80,16 +82,19 @@ class Course:
         self._restore()
 
     def _restore(self) -> None:
-        point = (
-            checkpoint.load_latest(self.folder.path, self.folder.log) if isinstance(self.folder, RunFolder) else None
-        )
-        if point is not None:
+        folder = self.folder
+        point = checkpoint.load_latest(folder.path, folder.log) if isinstance(folder, RunFolder) else None
+        if point is not None and isinstance(folder, RunFolder):
+            now = essence(self.experiment)
+            if point.meta.get("config", now) != now:
+                hint = "put back what it was; as it is now it is another run, for equipoise run and another --out"
+                raise EquipoiseError(f"{folder.path / 'config.toml'} was changed after the run began", hint)
             self.simulation.load(dict(point.tensors))
             self.stopped, self.series = point.meta["stopped"], _numbers(point.meta["series"])
             self.quarantined = set(point.meta["quarantined"])
             for found in self.series:
                 self.tracked.log(found)
-        self.folder.discard_after(self.simulation.round if point else -1)
+        folder.discard_after(self.simulation.round if point else -1)
 
     def finish(self) -> Result:
         simulation, rounds = self.simulation, self.experiment.scenario.train.rounds
@@ -175,6 +180,7 @@ class Course:
         self.folder.flush(done)
         if isinstance(self.folder, RunFolder):
             meta = {"stopped": self.stopped, "quarantined": sorted(self.quarantined), "series": self.series}
+            meta["config"] = essence(self.experiment)
             point = checkpoint.Checkpoint(done, self.simulation.dump(), meta, self.folder.parts)
             checkpoint.save(self.folder.path, point)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from equipoise import config as configs
 from equipoise import models, tracking
+from equipoise.config.parts import section
 from equipoise.core import Method, Stop
 from equipoise.course import Course
 from equipoise.course import Interrupted as Interrupted
@@ -126,9 +127,9 @@ def run(
     return execute(experiment, Path(out) if out else None, progress, track=track)
 
 
-def _take(kind: Callable[..., Any], settings: dict[str, Any]) -> Any:
-    names = [n for n in settings if n in kind.__dataclass_fields__]  # type: ignore[attr-defined]
-    return kind(**{n: settings.pop(n) for n in names})
+def _take(kind: type[Any], settings: dict[str, Any]) -> Any:
+    names = [n for n in settings if n in kind.__dataclass_fields__]
+    return section(kind, {n: settings.pop(n) for n in names}, kind.__name__.lower())
 
 
 # ------------------------------------------------------------------------------------------ running

@@ -49,6 +49,12 @@ def recorded(experiment: Experiment, out: Path | None = None) -> bytes:
     return experiment.config.encode()
 
 
+def essence(experiment: Experiment) -> str:
+    """A checksum of all that a run's results depend on."""
+    text = _essence(experiment.config) if experiment.config else _described(experiment)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _essence(config: str) -> str:
     """A config without what changes no result."""
     return configs.dump(configs.load(config, ['run.personal="auto"', "run.workers=1"]))

@@ -73,6 +73,8 @@ class Attack:
     """Whether its clients count as malicious in reports; those with bad data are its victims (class attribute)."""
     holds_data = True
     """Whether clients that the attack adds need training samples (class attribute, not a parameter)."""
+    turned_away = False
+    """Whether admission keeps all of it from every rule, so that no defence is needed (class attribute)."""
 
     def __post_init__(self) -> None:
         name, ways = type(self).__name__, (self.fraction, self.count, self.clients, self.added)

@@ -44,3 +44,15 @@ def test_a_run_gets_a_page_and_stays_the_run_it_was(text: str, tmp_path: Path) -
 def test_what_is_neither_a_run_nor_an_audit_is_said_so(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert done.exit_code != 0
+
+
+def test_of_a_run_that_is_not_finished_it_says_how_to_finish_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def stop(progress: experiment.Progress) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        experiment.execute(experiment.build(config.load(RUN)), run, stop)
+    done = CliRunner().invoke(app, ["report", str(run)])
+    assert done.exit_code == 2 and "not finished" in done.output and "equipoise resume" in done.output

@@ -65,3 +65,15 @@ def test_a_folder_without_tables_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     made = asked()
     assert made.exit_code == 2 and "no published tables in mine" in made.output
+
+
+def test_one_page_is_for_one_paper(mine: Path) -> None:
+    (mine / "us").mkdir()
+    (mine / "us" / "two.toml").write_text((mine / "nobody" / "one.toml").read_text())
+    made = asked("nobody", "us", "--show", "--page", "one.md")
+    assert made.exit_code == 2 and "2 papers" in made.output and not Path("one.md").exists()
+
+
+def test_runs_for_which_there_was_no_time_are_counted(mine: Path) -> None:
+    made = asked("nobody/one", "--rows", "fedprox", "--columns", "iid", "--minutes", "0", "--workers", "1")
+    assert made.exit_code == 0 and "not started, the time is up: 2 runs" in made.output

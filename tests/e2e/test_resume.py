@@ -185,6 +185,25 @@ def test_ctrl_c_finishes_the_round_and_says_how_to_resume(
     assert content(experiment.resume(path).path) == whole
 
 
+def test_a_config_that_was_changed_under_a_run_is_refused(job: experiment.Experiment, tmp_path: Path) -> None:
+    def stop(progress: experiment.Progress) -> None:
+        if progress.round == 5:
+            raise RuntimeError
+
+    path, made = tmp_path / "run", tmp_path / "run" / "config.toml"
+    with pytest.raises(RuntimeError):
+        experiment.execute(job, path, stop)
+    before = made.read_text()
+    made.write_text(before.replace("lr = 0.05", "lr = 0.5"))
+    with pytest.raises(EquipoiseError, match=r"config\.toml was changed after the run began"):
+        experiment.resume(path)
+    made.write_text(before)
+    experiment.resume(path)
+    made.write_text(before.replace("seed = 0", "seed = 7"))
+    with pytest.raises(EquipoiseError, match=r"config\.toml is not what was written"):
+        experiment.resume(path)
+
+
 def test_a_folder_with_another_run_is_refused(job: experiment.Experiment, tmp_path: Path) -> None:
     experiment.execute(job, tmp_path / "run")
     other = experiment.build(config.load(TEXT.format(rounds=8)))

@@ -8,6 +8,8 @@ from equipoise.aggregators.clip import Clip
 from equipoise.aggregators.trimmed_mean import TrimmedMean
 from equipoise.attacks.label_noise import LabelNoise
 from equipoise.attacks.lie_loss import LieLoss
+from equipoise.attacks.send_nan import SendNaN
+from equipoise.attacks.wrong_shape import WrongShape
 from equipoise.core import Method, WeightedMean, chain
 from equipoise.engine.cautions import cautions
 from equipoise.engine.settings import Admission
@@ -36,6 +38,7 @@ def test_what_stands_in_the_way_is_named_even_if_it_claims_nothing() -> None:
 
 @pytest.mark.parametrize("method", [Method(server=TrimmedMean()), Method(server=chain(Clip(), TrimmedMean())), local()])
 def test_a_robust_rule_and_a_run_without_attack_are_no_news(method: Method) -> None:
+    assert cautions(Method(), SendNaN(count=1), OFF) == cautions(Method(), WrongShape(count=1), ON) == ()
     assert cautions(method, NOISE, ON) == cautions(method, None, OFF) == cautions(Method(), None, OFF) == ()
 
 

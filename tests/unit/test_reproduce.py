@@ -342,6 +342,7 @@ def test_the_page_tells_how_long_choices_ran_and_which_column_has_no_run(tmp_pat
         ("at.skewed", "at.skew", "skew"),
         ("clients = 6", "clientz = 6", "clientz"),
         ("title = ", "titel = ", "title is missing"),
+        ("rounds = 1 }", 'rounds = 1, by = "loss_mean" }', "choose is"),
     ],
 )
 def test_mistakes_in_a_table_are_named(tmp_path: Path, old: str, new: str, told: str) -> None:

@@ -25,6 +25,7 @@ from equipoise.threat import Attack, Forgery
 class SendNaN(Attack):
     """value: what is sent. everywhere: in place of every number; otherwise of one, and the rest is honest."""
 
+    turned_away = True
     value: Literal["nan", "inf", "-inf"] = "nan"
     everywhere: bool = True
 

@@ -26,6 +26,7 @@ from equipoise.threat import Attack, Forgery
 class WrongShape(Attack):
     """form: in which way it is wrong."""
 
+    turned_away = True
     form: Literal["short", "long", "axis", "integers"] = "short"
 
     def __post_init__(self) -> None:

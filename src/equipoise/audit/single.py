@@ -12,7 +12,7 @@ from equipoise.audit import plan as plans
 from equipoise.audit.data import AuditData
 from equipoise.audit.runner import folder
 from equipoise.config.parts import write
-from equipoise.errors import require
+from equipoise.errors import EquipoiseError, require
 from equipoise.results import RunFolder, load_result
 
 _EPOCHS = 50  # for what clients reach alone: a page to look at should not take longer than the run
@@ -21,7 +21,10 @@ _EPOCHS = 50  # for what clients reach alone: a page to look at should not take 
 def of_run(run: Path, work: Path) -> AuditData:
     """What an audit would tell of this run; `work` is for what is needed on the way."""
     config = configs.load(RunFolder.open(run).config.decode())
-    used = load_result(run).summary()["dataset"]
+    result = load_result(run)
+    if result.note:
+        raise EquipoiseError(f"{run} is {result.note}", f"equipoise resume {run} finishes it")
+    used = result.summary()["dataset"]
     here = used == config.data.dataset  # else what clients reach alone would be that of other data
     require(here, f"{run}: the data", used, "a report needs the samples, and these are at the sites; use compare")
     sections = tomllib.loads(configs.dump(config))

@@ -30,7 +30,7 @@ class Where(StrEnum):
     ray = "ray"
 
 
-Workers = Annotated[int | None, typer.Option(help="Runs side by side. Default: as many as there are cores.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Runs side by side. Default: as many as there are cores.")]
 EngineOption = Annotated[
     Where, typer.Option("--engine", help="local: processes here; ray: a Ray cluster, all of which must share --out.")
 ]

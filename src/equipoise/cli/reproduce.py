@@ -14,6 +14,8 @@ from equipoise.cli.runs import SetOption
 from equipoise.cli.terminal import FAILED, Quiet, Verbose, guarded, put, put_table, say
 from equipoise.errors import EquipoiseError, nearest, require
 
+_MANY = 10_000  # seeds at most
+
 if TYPE_CHECKING:
     from equipoise.reproduce import Table
 
@@ -50,7 +52,7 @@ def reproduce(
       equipoise reproduce ditto --minutes 30 --set run.device=cuda
     """
     from equipoise.reproduce import home, load, matching, names, run
-    from equipoise.reproduce.runner import Wanted
+    from equipoise.reproduce.runner import LATE, Wanted
 
     folder = experiments or home()
     if not names(folder):
@@ -71,6 +73,10 @@ def reproduce(
     some_rows = _known("--rows", rows, [name for table in chosen for name in table.head.rows])
     some_columns = _known("--columns", columns, [name for table in chosen for name in table.head.columns])
     wanted = Wanted(share, _seeds(seeds), some_rows, some_columns, sets, shares)
+    papers = {table.name.split("/")[0] for table in chosen}
+    require(
+        page is None or len(papers) == 1, f"--page {page}, with {len(papers)} papers, is one page", page, "one paper"
+    )
     require(minutes is None or minutes >= 0, "--minutes", minutes, "0 or more; left out: no limit")
     errors: dict[str, str] = {}
     if not only_show:
@@ -81,6 +87,10 @@ def reproduce(
         _show(table, kept)
     for name in dict.fromkeys(t.name.split("/")[0] for t in chosen):
         _write(name, folder, kept, page)
+    late = [name for name, error in errors.items() if error == LATE]
+    if late:
+        say(f"{LATE}: {len(late)} runs; give the command again to go on")
+    errors = {name: error for name, error in errors.items() if error != LATE}
     for name, error in errors.items():
         say(f"failed: {name}: {error}")
     if errors:
@@ -136,7 +146,7 @@ def _share(option: str, value: float | str) -> float:
 
 
 def _names(text: str | None) -> list[str] | None:
-    return [name.strip() for name in text.split(",")] if text else None
+    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def _known(option: str, text: str | None, known: list[str]) -> list[str] | None:
@@ -151,7 +161,7 @@ def _seeds(text: str | None) -> list[int] | None:
     if text is None:
         return None
     span = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", text)
-    if span and int(span[1]) <= int(span[2]):
+    if span and int(span[1]) <= int(span[2]) < int(span[1]) + _MANY:
         return list(range(int(span[1]), int(span[2]) + 1))
     if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text):
         raise EquipoiseError(f"--seeds is {text!r}", "such as 0..4 or 0,3,7")

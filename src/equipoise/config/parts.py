@@ -97,13 +97,18 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint)
 
 
+def _plain(value: Any) -> Any:
+    """A number of numpy's or torch's as Python's; anything else as text, for a message."""
+    return value.item() if hasattr(value, "item") and getattr(value, "size", 0) == 1 else str(value)
+
+
 def section(kind: type[T], raw: Any, key: str) -> T:
     """A table as a dataclass. Through JSON, because pydantic's strict mode then still takes lists and whole floats."""
     if not isinstance(raw, dict):
         raise EquipoiseError(f"{key} is {shown(raw)}", f"a table: a line [{key}], then key = value")
     names = [f.name for f in dataclasses.fields(typing.cast(Any, kind))]
     try:
-        return typing.cast(T, _adapter(typing.cast(Any, kind)).validate_json(json.dumps(raw, default=str)))
+        return typing.cast(T, _adapter(typing.cast(Any, kind)).validate_json(json.dumps(raw, default=_plain)))
     except ValidationError as error:
         raise _in_our_words(error, key, names) from None
 

@@ -16,7 +16,7 @@ from equipoise.threat import Attack
 def cautions(method: Method, attack: Attack | None, admission: Admission) -> tuple[str, ...]:
     """One sentence each, for the terminal and the run's log."""
     found = [_by_size(rule) for rule in _rules(method.server) if _weighs_by_size(rule, admission)]
-    if attack is not None and not method.server.robust:
+    if attack is not None and not attack.turned_away and not method.server.robust:
         found.append(_undefended(method, attack, admission))
     return tuple(found)
 

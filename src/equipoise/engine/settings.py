@@ -14,6 +14,9 @@ from equipoise.errors import require
 _STRICT = {"extra": "forbid", "strict": True}
 
 
+_HUGE = 3e38  # the largest float32
+
+
 @dataclass(frozen=True)
 class Train:
     """Local training. `steps` overrides `epochs`; `batch = 0` is the full batch."""
@@ -33,7 +36,7 @@ class Train:
         require(self.epochs >= 1, "train.epochs", self.epochs, "1 or more")
         require(self.steps is None or self.steps >= 1, "train.steps", self.steps, "1 or more, or leave it out")
         require(self.batch >= 0, "train.batch", self.batch, "1 or more; 0 is the full batch")
-        require(self.lr > 0, "train.lr", self.lr, "a step size above 0")
+        require(0 < self.lr < _HUGE, "train.lr", self.lr, "a step size above 0 that a float32 can hold")
         require(0 < self.lr_decay <= 1, "train.lr_decay", self.lr_decay, "above 0, at most 1 (no decay)")
 
 
@@ -85,7 +88,8 @@ class Admission:
 
 @dataclass(frozen=True)
 class Run:
-    """Where and how a run is carried out; only `seed`, `dtype` and `precision` change its numbers on one machine."""
+    """Where and how a run is carried out. On one machine `seed`, `dtype` and `precision` change its numbers, `executor`
+    and `replay` their last digits."""
 
     seed: int = 0
     eval_every: int = 10

@@ -1,7 +1,7 @@
 """What rules share that weigh clients by the losses they report.
 
-Every one of them believes what it is told: whoever claims a large loss gains weight. Guard losses at admission, or put
-a filter in front, where somebody may lie.
+Every one of them believes what it is told: whoever claims a large loss gains weight. What keeps liars in bounds is the
+guard of admission, which looks at reported losses before a rule does and is on unless a run turns it off.
 """
 
 from __future__ import annotations

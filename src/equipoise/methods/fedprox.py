@@ -11,6 +11,7 @@ experiments, everyone runs the given number of epochs or steps.
 """
 
 from dataclasses import dataclass
+from math import inf
 
 from torch import Tensor
 
@@ -19,13 +20,13 @@ from equipoise.core import At, ClientRule, EquipoiseError, Mean, Method, Objecti
 
 @dataclass(frozen=True)
 class FedProx(ClientRule):
-    """mu: strength of the pull, above 0; towards 0 it becomes FedAvg. The paper tries 0.001, 0.01, 0.1 and 1."""
+    """mu: strength of the pull, 0 or more; 0 is FedAvg. The paper tries 0.001, 0.01, 0.1 and 1."""
 
     mu: float = 0.1
     objective: Objective = Mean()
 
     def __post_init__(self) -> None:
-        if self.mu < 0:
+        if not 0 <= self.mu < inf:
             raise EquipoiseError(f"fedprox: mu is {self.mu}", "0 or more; 0 is FedAvg")
 
     def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:

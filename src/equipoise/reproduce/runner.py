@@ -24,6 +24,7 @@ from equipoise import experiment, files
 from equipoise.audit.engines import Engine, Job, Local
 from equipoise.audit.runner import Step, built, execute_all
 from equipoise.core import Stop
+from equipoise.engine.run import pick_device
 from equipoise.errors import EquipoiseError
 from equipoise.reproduce.measures import (
     Finished,
@@ -39,6 +40,7 @@ from equipoise.reproduce.tables import Cell, Table
 from equipoise.results import Result
 from equipoise.standalone import ExtraEpoch
 
+LATE = "not started, the time is up"
 _HOW = tuple(f"run.{name}" for name in ("device", "executor", "replay", "workers", "personal", "precision", "dtype"))
 
 
@@ -195,8 +197,9 @@ class Wants:
 
 
 def _before(deadline: float, job: Job) -> None:
-    if time.time() < deadline:
-        job()
+    if time.time() >= deadline:
+        raise EquipoiseError(LATE, "give the command again to go on")
+    job()
 
 
 def _made(text: str, extra_epoch: bool) -> experiment.Experiment:
@@ -234,7 +237,7 @@ def _measure(text: str, wants: Wants, heads: Sequence[tuple[int, Entry]], inbox:
         numbers = measure(Finished(made, result, wants.cache, wants.cell.model), wants.measures)
         ran = {"rounds": summary["rounds"], "stopped": summary["stopped"], "seconds": round(seconds, 1)}
         for head in some:
-            leave(inbox, {**head, **ran, "numbers": numbers, **_with()})
+            leave(inbox, {**head, **ran, "numbers": numbers, **_with(pick_device(made.run.device))})
 
     after: dict[int, list[Entry]] = {}
     for rounds, head in heads:
@@ -245,10 +248,10 @@ def _measure(text: str, wants: Wants, heads: Sequence[tuple[int, Entry]], inbox:
     tell([head for rounds, head in heads if rounds >= done], result)
 
 
-def _with() -> dict[str, Any]:
+def _with(device: torch.device) -> dict[str, Any]:
     """With what it was measured."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    return {"commit": _commit(), "device": device, "torch": torch.__version__, "day": f"{datetime.date.today()}"}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return {"commit": _commit(), "device": name, "torch": torch.__version__, "day": f"{datetime.date.today()}"}
 
 
 def _commit() -> str | None:

@@ -87,7 +87,8 @@ class Choose:
 
     validation: float = 0.1
     rounds: int | None = None
-    by: str = "accuracy_mean"
+    by: Literal["accuracy_mean", "worst_10", "accuracy_min"] = "accuracy_mean"
+    """What is to be high."""
     seed: int = 1000
     """A seed of its own, so that no reported run decided anything."""
     __pydantic_config__ = _STRICT

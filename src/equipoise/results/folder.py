@@ -270,7 +270,10 @@ def _read_arrow(data: bytes, where: Path) -> pa.Table:
 def _checked(path: Path, digest: str | None) -> bytes:
     data = files.read_bytes(path)
     if digest is not None and hashlib.sha256(data).hexdigest() != digest:
-        raise EquipoiseError(f"{path} is not what was written", "the file is damaged; run it again, or restore it")
+        raise EquipoiseError(
+            f"{path} is not what was written",
+            "the file was damaged or changed; restore it, or remove the folder and run again",
+        )
     return data
 
 
@@ -304,7 +307,8 @@ def _read_finished(run: RunFolder) -> Result:
         own, _ = files.decode_tensors(data[_OWN], run.path / _OWN)
         personal = dict(zip(own["ids"].tolist(), own["rows"], strict=True))
     summary = files.decode_json(data["summary.json"], run.path / "summary.json")
-    return Result(clients, rounds, summary, model, personal, parse_config(run.config), run.path)
+    config = _checked(run.path / "config.toml", sums.get("config.toml"))
+    return Result(clients, rounds, summary, model, personal, parse_config(config), run.path)
 
 
 def _read_unfinished(run: RunFolder) -> Result:
