@@ -22,7 +22,7 @@ from equipoise.engine.precision import check as check_precision
 from equipoise.engine.server import RoundRecord, Server
 from equipoise.engine.settings import Admission, Participation, Run, Train
 from equipoise.engine.simulator import How, Simulator
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, require
 from equipoise.metrics import Evaluation
 from equipoise.modules import check_forward
 from equipoise.streams import Stream
@@ -51,6 +51,7 @@ class Simulation:
         stream, fed = Stream(run.seed), scenario.federation
         device, dtype = pick_device(run.device), torch.float64 if run.dtype == "float64" else torch.float32
         check_precision(run.precision, device)
+        require(scenario.train.lr <= torch.finfo(dtype).max, "train.lr", scenario.train.lr, f"what {dtype} can hold")
         net = Net(scenario.model, fed.data.classes, scenario.train.loss, device, dtype)
         self.vectorised, self.executor_reason = choose_executor(run.executor, net, fed, device, dtype)
         added = scenario.attack.added_to(fed.n_clients) if scenario.attack else 0

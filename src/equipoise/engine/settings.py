@@ -6,15 +6,13 @@ so a config section and a class here are one thing.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from equipoise.errors import require
 
 _STRICT = {"extra": "forbid", "strict": True}
-
-
-_HUGE = 3e38  # the largest float32
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Train:
         require(self.epochs >= 1, "train.epochs", self.epochs, "1 or more")
         require(self.steps is None or self.steps >= 1, "train.steps", self.steps, "1 or more, or leave it out")
         require(self.batch >= 0, "train.batch", self.batch, "1 or more; 0 is the full batch")
-        require(0 < self.lr < _HUGE, "train.lr", self.lr, "a step size above 0 that a float32 can hold")
+        require(0 < self.lr < math.inf, "train.lr", self.lr, "a step size above 0")
         require(0 < self.lr_decay <= 1, "train.lr_decay", self.lr_decay, "above 0, at most 1 (no decay)")
 
 
