@@ -79,22 +79,28 @@ class Course:
         self.series: list[dict[str, Any]] = []
         """The summary of every evaluation so far."""
         self._told: set[str] = set()
+        self._essence = essence(experiment) if isinstance(folder, RunFolder) else ""
         self._restore()
 
+    def _point(self) -> checkpoint.Checkpoint | None:
+        """Where to go on from, if there is such a point."""
+        if not isinstance(self.folder, RunFolder):
+            return None
+        point = checkpoint.load_latest(self.folder.path, self.folder.log)
+        if point is not None and point.meta.get("config", self._essence) != self._essence:
+            hint = "put back what it was; as it is now it is another run, for equipoise run and another --out"
+            raise EquipoiseError(f"{self.folder.path / 'config.toml'} was changed after the run began", hint)
+        return point
+
     def _restore(self) -> None:
-        folder = self.folder
-        point = checkpoint.load_latest(folder.path, folder.log) if isinstance(folder, RunFolder) else None
-        if point is not None and isinstance(folder, RunFolder):
-            now = essence(self.experiment)
-            if point.meta.get("config", now) != now:
-                hint = "put back what it was; as it is now it is another run, for equipoise run and another --out"
-                raise EquipoiseError(f"{folder.path / 'config.toml'} was changed after the run began", hint)
+        point = self._point()
+        if point is not None:
             self.simulation.load(dict(point.tensors))
             self.stopped, self.series = point.meta["stopped"], _numbers(point.meta["series"])
             self.quarantined = set(point.meta["quarantined"])
             for found in self.series:
                 self.tracked.log(found)
-        folder.discard_after(self.simulation.round if point else -1)
+        self.folder.discard_after(self.simulation.round if point else -1)
 
     def finish(self) -> Result:
         simulation, rounds = self.simulation, self.experiment.scenario.train.rounds
@@ -180,7 +186,7 @@ class Course:
         self.folder.flush(done)
         if isinstance(self.folder, RunFolder):
             meta = {"stopped": self.stopped, "quarantined": sorted(self.quarantined), "series": self.series}
-            meta["config"] = essence(self.experiment)
+            meta["config"] = self._essence
             point = checkpoint.Checkpoint(done, self.simulation.dump(), meta, self.folder.parts)
             checkpoint.save(self.folder.path, point)
 

@@ -8,7 +8,6 @@ limit (torch's are, see the engine's `steady`).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -160,9 +159,10 @@ def _solved(block: Floats, b: Floats) -> tuple[Floats, Callable[[Floats], Floats
 def _lapack() -> Any:
     """What scipy knows of it, when it is first needed, as that takes half a second; None where it is not installed."""
     try:
-        return importlib.import_module("scipy.linalg.lapack")
+        from scipy.linalg import lapack
     except ImportError:
         return None
+    return lapack
 
 
 def _interior_point(c: Tensor, b: Tensor, real: Tensor) -> Tensor:

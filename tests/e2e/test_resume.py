@@ -54,6 +54,17 @@ def content(path: Path | None) -> dict[str, bytes]:
     return {name: (path / name).read_bytes() for name in KEPT}
 
 
+def stopped(job: experiment.Experiment, path: Path, round: int) -> None:
+    """The run, but for what comes after that round."""
+
+    def stop(progress: experiment.Progress) -> None:
+        if progress.round == round:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        experiment.execute(job, path, stop)
+
+
 def child(work: Callable[[], object]) -> int:
     """Run `work` in a forked process; its pid."""
     pid = os.fork()
@@ -186,13 +197,8 @@ def test_ctrl_c_finishes_the_round_and_says_how_to_resume(
 
 
 def test_a_config_that_was_changed_under_a_run_is_refused(job: experiment.Experiment, tmp_path: Path) -> None:
-    def stop(progress: experiment.Progress) -> None:
-        if progress.round == 5:
-            raise RuntimeError
-
     path, made = tmp_path / "run", tmp_path / "run" / "config.toml"
-    with pytest.raises(RuntimeError):
-        experiment.execute(job, path, stop)
+    stopped(job, path, 5)
     before = made.read_text()
     made.write_text(before.replace("lr = 0.05", "lr = 0.5"))
     with pytest.raises(EquipoiseError, match=r"config\.toml was changed after the run began"):
@@ -221,13 +227,8 @@ def test_a_finished_run_is_not_run_again(job: experiment.Experiment, whole: dict
 def test_a_folder_from_before_there_was_a_setting_means_its_default(
     job: experiment.Experiment, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
-    def stop(progress: experiment.Progress) -> None:
-        if progress.round == 4:
-            raise RuntimeError
-
     path, made = tmp_path / "run", tmp_path / "run" / "config.toml"
-    with pytest.raises(RuntimeError):
-        experiment.execute(job, path, stop)
+    stopped(job, path, 4)
     old = made.read_bytes().replace(b'personal = "auto"\n', b"")
     assert old != made.read_bytes()
     made.write_bytes(old)
@@ -241,12 +242,7 @@ def test_a_folder_from_before_there_was_a_setting_means_its_default(
 def test_a_run_goes_on_with_other_settings_that_change_no_result(
     job: experiment.Experiment, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
-    def stop(progress: experiment.Progress) -> None:
-        if progress.round == 4:
-            raise RuntimeError
-
     path = tmp_path / "run"
-    with pytest.raises(RuntimeError):
-        experiment.execute(job, path, stop)
+    stopped(job, path, 4)
     other = experiment.build(config.load(TEXT.format(rounds=9), ["run.personal=disk"]))
     assert content(experiment.execute(other, path).path) == whole

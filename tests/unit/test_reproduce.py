@@ -267,6 +267,7 @@ IID = {("fedavg", "iid"): 0.5, ("fedprox", "iid"): 0.6}
         ({("fedavg", "skewed"): 0.5, ("fedprox", "skewed"): 0.5}, "holds", "skewed: both 0.5"),
         ({("fedprox", "skewed"): None}, "holds in part", "there is no such number; not measured: skewed, FedAvg"),
         ({("fedprox", "iid"): 0.5}, "undecided", "iid: both 0.5"),
+        ({("fedavg", "skewed"): None, ("fedprox", "skewed"): 0.5}, "holds so far", "no such number: skewed, FedAvg"),
     ],
 )
 def test_what_was_not_compared_is_told(
@@ -357,6 +358,12 @@ def test_mistakes_in_a_table_are_named(tmp_path: Path, old: str, new: str, told:
 def test_published_numbers_must_belong_to_the_table(tmp_path: Path, published: str) -> None:
     with pytest.raises(EquipoiseError, match=r"published\.toml"):
         load("nobody/one", folder_with(tmp_path, published=published))
+
+
+def test_a_folder_of_that_name_without_tables_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "experiments").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert names(home())
 
 
 def test_an_unknown_table_is_told_with_the_nearest(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from equipoise.cli.runs import SetOption
 from equipoise.cli.terminal import FAILED, Quiet, Verbose, guarded, put, put_table, say
 from equipoise.errors import EquipoiseError, nearest, require
 
-_MANY = 10_000  # seeds at most
-
 if TYPE_CHECKING:
     from equipoise.reproduce import Table
+
+_MANY = 10_000  # seeds at most
 
 
 @guarded
@@ -73,10 +73,9 @@ def reproduce(
     some_rows = _known("--rows", rows, [name for table in chosen for name in table.head.rows])
     some_columns = _known("--columns", columns, [name for table in chosen for name in table.head.columns])
     wanted = Wanted(share, _seeds(seeds), some_rows, some_columns, sets, shares)
-    papers = {table.name.split("/")[0] for table in chosen}
-    require(
-        page is None or len(papers) == 1, f"--page {page}, with {len(papers)} papers, is one page", page, "one paper"
-    )
+    papers = list(dict.fromkeys(table.name.split("/")[0] for table in chosen))
+    if page and len(papers) > 1:
+        raise EquipoiseError(f"--page {page} is one page, for {len(papers)} papers", "name one paper, or leave it out")
     require(minutes is None or minutes >= 0, "--minutes", minutes, "0 or more; left out: no limit")
     errors: dict[str, str] = {}
     if not only_show:
@@ -85,15 +84,15 @@ def reproduce(
             errors = run(chosen, kept, wanted, engine=where, minutes=minutes, report=report)
     for table in chosen:
         _show(table, kept)
-    for name in dict.fromkeys(t.name.split("/")[0] for t in chosen):
-        _write(name, folder, kept, page)
+    for paper in papers:
+        _write(paper, folder, kept, page)
     late = [name for name, error in errors.items() if error == LATE]
     if late:
         say(f"{LATE}: {len(late)} runs; give the command again to go on")
-    errors = {name: error for name, error in errors.items() if error != LATE}
-    for name, error in errors.items():
-        say(f"failed: {name}: {error}")
-    if errors:
+    failed = [name for name in errors if name not in late]
+    for name in failed:
+        say(f"failed: {name}: {errors[name]}")
+    if failed:
         raise typer.Exit(FAILED)
 
 

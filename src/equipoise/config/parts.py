@@ -98,7 +98,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy's or torch's as Python's; anything else as text, for a message."""
+    """A number of numpy's as Python's; anything else as text, for a message."""
     return value.item() if hasattr(value, "item") and getattr(value, "size", 0) == 1 else str(value)
 
 

@@ -26,14 +26,16 @@ def write(tables: Sequence[Table], out: Path, path: Path, about: str = "") -> Pa
     """The page of one paper's tables, from what was measured under `out`."""
     parts = [about.strip() or f"# {tables[0].name.split('/')[0]}: published tables, run again", _LEGEND]
     parts += [section(table, Record(table, out)) for table in tables]
-    files.make_folder(path.parent)
-    files.write_atomic(path, ("\n\n".join(parts) + "\n").encode())
-    return path
+    return _written(path, parts)
 
 
 def overview(tables: Sequence[Table], out: Path, path: Path, about: str = "") -> Path:
     """A page about all papers: what was measured of every table, and how its claims fared."""
-    parts = [about.strip() or "# Published tables, run again", markdown(OVERVIEW, [glance(t, out) for t in tables])]
+    rows = markdown(OVERVIEW, [glance(table, out) for table in tables])
+    return _written(path, [about.strip() or "# Published tables, run again", rows])
+
+
+def _written(path: Path, parts: Sequence[str]) -> Path:
     files.make_folder(path.parent)
     files.write_atomic(path, ("\n\n".join(parts) + "\n").encode())
     return path
@@ -44,18 +46,22 @@ def glance(table: Table, out: Path) -> list[str]:
     ours = found(table, Record(table, out))
     cells = [cell for key, cell in ours.items() if key[2] == table.head.measures[0]]
     measured = [cell for cell in cells if cell.entries]
-    shares = {e["scale"] for cell in measured for e in cell.entries}
-    least, most = (f"{100 * f(shares):g}%" if shares else "–" for f in (min, max))
-    seeds = sorted({len(cell.entries) for cell in measured})
+    shares = [e["scale"] for cell in measured for e in cell.entries]
     verdicts = Counter(h.verdict for h in held(table, ours))
     counts = [verdicts.pop(v, 0) for v in ("holds", "holds so far", "holds in part", "does not hold")]
     return [
         f"[{table.name}]({table.name.split('/')[0]}.md)",
         f"{len(measured)} of {len(cells)}",
-        least if least == most else f"{least} to {most}",
-        " to ".join(map(str, sorted({*seeds[:1], *seeds[-1:]}))) or "–",
+        _span([100 * share for share in shares], "%"),
+        _span([len(cell.entries) for cell in measured]),
         *(str(n or "–") for n in (*counts, sum(verdicts.values()))),
     ]
+
+
+def _span(values: Sequence[float], unit: str = "") -> str:
+    """The least to the most of them."""
+    ends = dict.fromkeys(f"{f(values):g}{unit}" for f in (min, max)) if values else ["–"]
+    return " to ".join(ends)
 
 
 def section(table: Table, record: Record) -> str:

@@ -189,9 +189,9 @@ def home() -> Path:
     """Where the experiments are: in the current folder, beside the package, or in the repository that it came from."""
     package = Path(__file__).resolve().parents[1]
     places = [Path("experiments"), package / "experiments", package.parents[1] / "experiments"]
-    found = next((p for p in places if p.is_dir()), None)
+    found = next((p for p in places if names(p)), None)
     if found is None:
-        raise EquipoiseError("no folder experiments/ here", "name it with --experiments")
+        raise EquipoiseError("no folder experiments/ with tables here", "name it with --experiments")
     return found
 
 

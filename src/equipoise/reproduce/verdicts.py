@@ -12,7 +12,7 @@ import numpy as np
 from equipoise.reproduce.record import Entry, Record
 from equipoise.reproduce.tables import Claim, Table
 
-_MISSING, _UNLIKE = "not measured", "not compared, as the numbers of rounds differ"
+_MISSING, _NONE, _UNLIKE = "not measured", "no such number", "not compared, as the numbers of rounds differ"
 _FEW = 4  # comparisons that are named one by one
 
 
@@ -104,13 +104,15 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
         outcomes.append(sign * own <= sign * bound)
         if not outcomes[-1]:
             told.append(f"{title}: {own:.4g} against {bound:.4g}")
-    unlike, missing = (_named(made, why) for why in (_UNLIKE, _MISSING))
+    missing, *unlike = (_named(made, why) for why in (_MISSING, _NONE, _UNLIKE))
+    left = [text for text in unlike if text]
     if not outcomes:
-        return Held(claim, "undecided" if told else "not measured", "; ".join([*told, *unlike]))
+        return Held(claim, "undecided" if told else "not measured", "; ".join([*told, *left]))
+    left = [missing, *left] if missing else left
     verdict = "holds in part" if any(outcomes) else "does not hold"
     if all(outcomes):
-        verdict = "holds so far" if unlike or missing else "holds"
-    return Held(claim, verdict, "; ".join([*told, *missing, *unlike]))
+        verdict = "holds so far" if left else "holds"
+    return Held(claim, verdict, "; ".join([*told, *left]))
 
 
 def _comparisons(
@@ -123,16 +125,19 @@ def _comparisons(
         if not all((r, column, measure) in ours for r in rows):
             continue
         absent = [r for r in rows if not ours[r, column, measure].entries]
-        why = _MISSING if absent else _UNLIKE if name and _unlike(ours, measure, column, row, name) else ""
+        why = _MISSING if absent else ""
+        if name is not None and not absent:
+            none, other = _without_number(ours, name, column, measure), _unlike(ours, measure, column, row, name)
+            why = _NONE if none else _UNLIKE if other else ""
         yield why, f"{table.head.columns[column].title}, {table.head.rows[(absent or rows[-1:])[0]].title}"
 
 
-def _named(made: Sequence[tuple[str, str]], why: str) -> list[str]:
-    """The comparisons that were not made for this reason, if there are any, in one line."""
+def _named(made: Sequence[tuple[str, str]], why: str) -> str:
+    """The comparisons that were not made for this reason, in one line; empty if there are none."""
     which = [what for reason, what in made if reason == why]
     named = dict.fromkeys(which)
     short = f"{len(which)} of {len(made)} comparisons" if len(named) > _FEW else "; ".join(named)
-    return [f"{why}: {short}"] if which else []
+    return f"{why}: {short}" if which else ""
 
 
 def _without_number(ours: dict[tuple[str, str, str], Found], row: str, column: str, measure: str) -> bool:
