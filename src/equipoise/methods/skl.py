@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.core import At, EquipoiseError, Forward, Mean, Method, ServerRule, State
+from equipoise.core import At, EquipoiseError, Forward, Mean, Method, Objective, ServerRule, State
 from equipoise.errors import require
 from equipoise.methods._personal import Tuning, adapted, require_strength
 
@@ -30,6 +30,7 @@ class SKL(Tuning):
     clients train, 1 or more. The model must have an output for each class."""
 
     lam: float = 1.0
+    objective: Objective = Mean()
 
     def __post_init__(self) -> None:
         require_strength("skl", self.lam, "plain finetuning")
@@ -41,13 +42,15 @@ class SKL(Tuning):
             raise EquipoiseError("skl: the model has 1 output", "it compares probabilities of two or more classes")
         q = F.log_softmax(outputs, -1)
 
-        def divergence(seen: Forward) -> Tensor:
+        def loss(seen: Forward) -> Tensor:
             p = F.log_softmax(seen.outputs, -1)
-            return Mean()(((p.exp() - q.exp()) * (p - q)).sum(-1), at.y, at.mask)
+            divergence = ((p.exp() - q.exp()) * (p - q)).sum(-1)
+            return self.objective(seen.losses, at.y, at.mask) + self.lam * Mean()(divergence, at.y, at.mask)
 
-        return at.descend(w, at.grad(w) + self.lam * at.grad(w, divergence)), state
+        return at.descend(w, at.grad(w, loss)), state
 
 
 def skl(lam: float = 1.0, *, epochs: int = 50, base: Method | None = None, server: ServerRule | None = None) -> Method:
     """`base` gives client and server rule of the global model (FedAvg); `server` overrides."""
-    return adapted("skl", SKL(epochs, lam), base, server)
+    objective = (base or Method()).client.objective
+    return adapted("skl", SKL(epochs, lam, objective), base, server)
