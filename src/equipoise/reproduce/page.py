@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from equipoise import files
+from equipoise.reproduce.picture import draw
 from equipoise.reproduce.record import Entry, Record
 from equipoise.reproduce.tables import Table
 from equipoise.reproduce.verdicts import Found, found, held
@@ -14,6 +15,7 @@ from equipoise.reproduce.verdicts import Found, found, held
 _WIDE = 3  # columns of the paper's side by side
 MARKS = {"agrees": " ≈", "higher": " ↑", "lower": " ↓"}
 OVERVIEW = ("table", "cells", "of the rounds", "seeds", "holds", "so far", "in part", "does not hold", "open")
+_PICTURE = "![Published accuracies against ours, a panel for each paper](published.svg)"
 _LEGEND = (
     "Every cell: published, then ours (mean ± sample deviation over seeds). ≈ agrees with the published number, to the "
     "tolerance given with the table or within two standard errors; ↑ ours is higher; ↓ ours is lower; – not given, or "
@@ -30,9 +32,11 @@ def write(tables: Sequence[Table], out: Path, path: Path, about: str = "") -> Pa
 
 
 def overview(tables: Sequence[Table], out: Path, path: Path, about: str = "") -> Path:
-    """A page about all papers: what was measured of every table, and how its claims fared."""
+    """A page about all papers: what was measured of every table, and how its claims fared; beside it, a picture."""
     rows = markdown(OVERVIEW, [glance(table, out) for table in tables])
-    return _written(path, [about.strip() or "# Published tables, run again", rows])
+    made = _written(path, [about.strip() or "# Published tables, run again", _PICTURE, rows])
+    files.write_atomic(path.parent / "published.svg", draw(tables, out).encode())
+    return made
 
 
 def _written(path: Path, parts: Sequence[str]) -> Path:
