@@ -1,7 +1,7 @@
 """What every part promises, as checks that anyone can run on a part of their own.
 
-The test suite runs them over every server rule and every method there is; `equipoise check FILE` runs them on a file of
-yours. Each check raises AssertionError and says what was broken.
+The test suite runs them over every method, server rule, filter and attack there is; `equipoise check FILE` runs them on
+a file of yours. Each check raises AssertionError and says what was broken.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from equipoise.core import Cohort, Method, Outcome, ServerRule, State
+from equipoise.core import Cohort, Filter, Method, Outcome, ServerRule, State, WeightedMean, chain
 from equipoise.data.federation import Dataset, Federation, Split
 from equipoise.engine.run import Scenario, Simulation
 from equipoise.engine.settings import Run, Train
@@ -21,6 +21,7 @@ from equipoise.layout import Layout
 from equipoise.models import build
 from equipoise.registry import Doc
 from equipoise.streams import Stream
+from equipoise.threat import Attack, Claims, Forgery, Samples
 
 K, D = 9, 24
 
@@ -55,9 +56,10 @@ def server_rule_checks() -> Iterator[Callable[..., None]]:
     yield from (is_frozen, keeps_shapes, changes_no_input, repeats_itself, ignores_the_order_of_clients)
 
 
-def is_frozen(rule: ServerRule, seed: int = 0) -> None:
-    assert is_dataclass(rule), f"{type(rule).__name__} is not a dataclass"
-    assert type(rule).__dataclass_params__.frozen, f"{type(rule).__name__} is not frozen"
+def is_frozen(part: object, seed: int = 0) -> None:
+    params = getattr(type(part), "__dataclass_params__", None)
+    assert params is not None, f"{type(part).__name__} is not a dataclass"
+    assert params.frozen, f"{type(part).__name__} is not frozen"
 
 
 def _rounds(rule: ServerRule, seed: int, rounds: int = 3) -> list[tuple[Cohort, State, Outcome]]:
@@ -149,32 +151,25 @@ def sample_federation(sizes: tuple[int, ...] = (12, 25, 1, 9, 17, 30, 8, 14)) ->
     return Federation(Dataset("contract", x, y, 3), splits, root=torch.arange(at, at + own))
 
 
-def sample_run(method: Method, executor: str, rounds: int = 3, sizes: tuple[int, ...] | None = None) -> Simulation:
+def sample_run(
+    method: Method,
+    executor: str,
+    rounds: int = 3,
+    sizes: tuple[int, ...] | None = None,
+    attack: Attack | None = None,
+) -> Simulation:
     federation = sample_federation(sizes) if sizes else sample_federation()
     model = build("mlp", (5,), 3, Stream(1), hidden=(6,))
     run = Run(executor=executor, dtype="float64", eval_every=0)  # type: ignore[arg-type]
-    simulation = Simulation(Scenario(federation, model, Train(rounds=rounds, batch=5, lr=0.05)), method, run)
+    scenario = Scenario(federation, model, Train(rounds=rounds, batch=5, lr=0.05), attack=attack)
+    simulation = Simulation(scenario, method, run)
     for _ in range(rounds):
         simulation.step()
     return simulation
 
 
-def problems(method: Method, doc: Doc) -> list[str]:
-    """Everything that is wrong with a method and its docstring, in words."""
-    sections = ("summary", "reference", "equation", "departures")
-    found = [f"the docstring has no {name}" for name in sections if not getattr(doc, name)]
-    checks: list[Callable[[], None]] = [partial(check, method.server) for check in server_rule_checks()]
-    checks += [partial(vectorised_equals_loop, method), partial(survives_odd_clients, method)]
-    for run in checks:
-        try:
-            run()
-        except AssertionError as error:
-            found.append(str(error))
-    return found
-
-
-def vectorised_equals_loop(method: Method, tolerance: float = 1e-8) -> None:
-    rows, loop = (sample_run(method, executor).dump() for executor in ("vmap", "loop"))
+def vectorised_equals_loop(method: Method, tolerance: float = 1e-8, attack: Attack | None = None) -> None:
+    rows, loop = (sample_run(method, executor, attack=attack).dump() for executor in ("vmap", "loop"))
     assert rows.keys() == loop.keys()
     for name, t in rows.items():
         away = float((t.double() - loop[name].double()).norm())
@@ -188,3 +183,62 @@ def survives_odd_clients(method: Method) -> None:
     assert all(bool(torch.isfinite(t).all()) for t in simulation.dump().values() if t.is_floating_point()), "not finite"
     for evaluation in simulation.evaluate("test").values():
         assert bool(torch.isfinite(torch.as_tensor(evaluation.loss)).all()), "a client's loss is not finite"
+
+
+# ---------------------------------------------------------------------------------------------------- attacks
+
+
+def leaves_alone_what_it_sees(attack: Attack, seed: int = 0) -> None:
+    """What an attack is shown is the world's: it returns something new, and leaves that as it is."""
+    cohort, stream, data = sample_cohort(seed), Stream(seed).child("attack"), sample_federation().data
+    first, number = slice(0, 2), torch.arange(12)
+    seen = Forgery(
+        ids=cohort.ids[first],
+        own=cohort.updates[first].clone(),
+        honest=cohort.updates[2:].clone(),
+        honest_ids=cohort.ids[2:],
+        round=0,
+        lr=0.1,
+        stream=stream,
+        oracle=lambda rows: rows.mean(0),
+    )
+    samples = Samples(data.x[:12].clone(), data.y[:12].clone(), number // 6, number, data.classes)
+    losses = torch.rand(2, generator=stream.torch(), dtype=torch.float64)
+    claims = Claims(torch.tensor([6, 6]), losses, {"gap": losses.clone()})
+    shown = {**_tensors(seen), **_tensors(samples), **_tensors(claims), **claims.signals}
+    before = {name: t.clone() for name, t in shown.items()}
+    attack.poison(samples, stream)
+    attack.outliers(samples, stream)
+    attack.corrupt(replace(seen, memory=attack.remember(seen)))
+    attack.lie(claims, stream)
+    for name, t in shown.items():
+        assert torch.equal(t, before[name]), f"{name} was changed in place"
+
+
+# ---------------------------------------------------------------------------------------------- all of a file
+
+
+def problems(part: Method | ServerRule | Filter | Attack, doc: Doc) -> list[str]:
+    """Everything that is wrong with a part and its docstring, in words."""
+    sections = ("summary", "reference", "equation", "departures")
+    found = [f"the docstring has no {name}" for name in sections if not getattr(doc, name)]
+    for run in _checks(part):
+        try:
+            run()
+        except AssertionError as error:
+            found.append(str(error))
+    return found
+
+
+def _checks(part: Method | ServerRule | Filter | Attack) -> Iterator[Callable[[], None]]:
+    """What holds for a part: a filter is tried in front of FedAvg's rule, an attack on FedAvg."""
+    if isinstance(part, Filter | Attack):
+        yield partial(is_frozen, part)
+    if isinstance(part, Attack):
+        yield partial(leaves_alone_what_it_sees, part)
+        yield partial(vectorised_equals_loop, Method(), attack=part)
+        return
+    server = chain(part, WeightedMean()) if isinstance(part, Filter) else part
+    method = server if isinstance(server, Method) else Method(server=server)
+    yield from (partial(check, method.server) for check in server_rule_checks())
+    yield from (partial(vectorised_equals_loop, method), partial(survives_odd_clients, method))

@@ -32,6 +32,9 @@ from equipoise.results import MemoryRun, Result, RunFolder
 if TYPE_CHECKING:
     from equipoise.experiment import Experiment
 
+LATE = ("accuracy_mean", "accuracy_std", "worst_10")
+"""Measures whose mean over the last tenth of the rounds is told too."""
+
 
 class Interrupted(Exception):
     """The user stopped the run; it can be resumed from `path` (None: it had no folder)."""
@@ -106,7 +109,7 @@ class Course:
         simulation, rounds = self.simulation, self.experiment.scenario.train.rounds
         if simulation.round == 0:
             s = self.experiment.scenario
-            for text in cautions(self.experiment.method, s.attack, s.admission):
+            for text in cautions(self.experiment.method, s.attack, s.admission, s.federation.n_clients):
                 self.folder.log(f"warning: {text}")
         self.folder.mark("running", simulation.round)
         with _interrupts() as interrupted:
@@ -193,7 +196,7 @@ class Course:
     def _summary(self) -> dict[str, Any]:
         last, rounds = self.series[-1], [s["round"] for s in self.series]
         late = {}
-        for name in ("accuracy_mean", "accuracy_std", "worst_10"):
+        for name in LATE:
             if name in last:
                 late[f"{name}_last_tenth"] = metrics.last_tenth(rounds, [s[name] for s in self.series])
         labels = dict(self.experiment.labels or {})

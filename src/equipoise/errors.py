@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -29,3 +30,8 @@ def require(ok: bool, what: str, value: object, hint: str) -> None:
     """The error for a setting out of its range, unless it is `ok`."""
     if not ok:
         raise EquipoiseError(f"{what} is {value!r}", hint)
+
+
+def not_negative(value: float) -> bool:
+    """Whether a number is finite and 0 or more, which NaN is not: the range of most strengths and widths."""
+    return 0 <= value < math.inf

@@ -165,6 +165,14 @@ def summary(
         }
 
 
+def why_nobody(n: ArrayLike, malicious: ArrayLike) -> str:
+    """Why `summary` has no clients to look at, if it has none."""
+    bad, tested = np.asarray(malicious, bool), np.asarray(n) > 0
+    if bool((tested & ~bad).any()):
+        return ""
+    return "all clients are malicious, and measures are of benign ones" if bad.all() else "no benign client was tested"
+
+
 def _class_deviation(class_n: Array, class_correct: Array) -> Floats:
     """[N]: each client's deviation of accuracy over the classes it has."""
     has = class_n > 0

@@ -214,9 +214,10 @@ def text_cnn(
     widths: Wholes = (3, 4, 5),
     dropout: Chances = (0.5,),
 ) -> nn.Module:
-    """Kim, "Convolutional neural networks for sentence classification", EMNLP 2014 (its CNN-rand).
+    """Filters of several widths over words that are learnt with it, the maximum over time, then a linear layer.
 
-    Samples are rows of word numbers below `vocabulary`; filters of several widths, the maximum over time, dropout.
+    Kim, "Convolutional neural networks for sentence classification", EMNLP 2014 (its CNN-rand). Samples are rows of
+    word numbers below `vocabulary`.
     Departures: no bound on the norm of the output weights; the embedding of padding is learnt like any other.
     """
     if len(shape) != 1 or shape[0] < max(widths):
@@ -227,24 +228,58 @@ def text_cnn(
     return TextCNN(words, convs, nn.Sequential(OrderedDict(head)))
 
 
+def _preset(words: str, **sizes: object) -> Callable[..., nn.Module]:
+    """A CNN in the sizes of a paper, with its own first words."""
+    made = partial(cnn, **sizes)  # type: ignore[arg-type]
+    made.__doc__ = f"{words}\n\n{inspect.getdoc(cnn)}"
+    return made
+
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
     "mlp": mlp,
     "cnn": cnn,
-    # Ditto, Fashion-MNIST. The paper names no sizes; these and the padding are its released code's.
-    "cnn-ditto": partial(cnn, channels=(32, 64), hidden=(1024,)),
-    # Ditto, FEMNIST, from its released code, which has the dropout on at test time too: here it is off then.
-    "cnn-femnist": partial(cnn, channels=(16, 32), hidden=(128,), dropout=(0.25, 0.5)),
-    # FedLF, CIFAR-10 (the CNN of FedFV); sizes from its released code. Five layers: the paper's LC_1 to LC_5.
-    "cnn-fedlf": partial(cnn, channels=(64, 64), padding="valid", hidden=(384, 192), dropout=(0.0, 0.2, 0.5)),
-    # FedTilt, CIFAR-10: "3 convolutional blocks and a fully connected layer" is all it says; the sizes are ours.
-    "cnn-fedtilt": partial(cnn, channels=(32, 64, 128), kernel=3, hidden=()),
-    # RFFL, MNIST: "a standard 2-layer CNN"; sizes, tanh and the 32x32 images are its released code's.
-    "cnn-rffl": partial(
-        cnn, channels=(64, 16), kernel=(3, 7), padding="valid", hidden=(200,), activation="tanh", margin=2
+    "cnn-ditto": _preset(
+        "Ditto's CNN for Fashion-MNIST. The paper names no sizes; these and the padding are its released code's.",
+        channels=(32, 64),
+        hidden=(1024,),
     ),
-    # RFFL, CIFAR-10: "a standard 3-layer CNN"; sizes, and no pool behind the third one, are its released code's.
-    "cnn-rffl-cifar": partial(cnn, channels=(32, 64, 64), kernel=3, padding="valid", pool=(2, 2, 1), hidden=(64,)),
+    "cnn-femnist": _preset(
+        "Ditto's CNN for FEMNIST, from its released code, whose dropout is on at test time too: here it is not.",
+        channels=(16, 32),
+        hidden=(128,),
+        dropout=(0.25, 0.5),
+    ),
+    "cnn-fedlf": _preset(
+        "FedLF's CNN for CIFAR-10 (FedFV's), with its released code's sizes. Five layers: the paper's LC_1 to LC_5.",
+        channels=(64, 64),
+        padding="valid",
+        hidden=(384, 192),
+        dropout=(0.0, 0.2, 0.5),
+    ),
+    "cnn-fedtilt": _preset(
+        'FedTilt\'s CNN for CIFAR-10: "3 convolutional blocks and a fully connected layer"; the sizes are ours.',
+        channels=(32, 64, 128),
+        kernel=3,
+        hidden=(),
+    ),
+    "cnn-rffl": _preset(
+        "RFFL's CNN for MNIST, \"a standard 2-layer CNN\"; sizes, tanh and 32x32 images are its released code's.",
+        channels=(64, 16),
+        kernel=(3, 7),
+        padding="valid",
+        hidden=(200,),
+        activation="tanh",
+        margin=2,
+    ),
+    "cnn-rffl-cifar": _preset(
+        "RFFL's CNN for CIFAR-10, \"a standard 3-layer CNN\"; sizes, and no third pool, are its released code's.",
+        channels=(32, 64, 64),
+        kernel=3,
+        padding="valid",
+        pool=(2, 2, 1),
+        hidden=(64,),
+    ),
     "resnet": resnet,
     "text-cnn": text_cnn,
 }

@@ -17,7 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +36,8 @@ REQUIRED: Any = inspect.Parameter.empty
 """The default of a parameter that has none."""
 
 _PACKAGES = {"methods": "methods", "rules": "aggregators", "filters": "aggregators", "attacks": "attacks"}
+OWN: tuple[Kind, ...] = ("methods", "rules", "filters", "attacks")
+"""What a file of the user's own may hold."""
 _BASES: Mapping[str, type] = {"rules": core.ServerRule, "filters": core.Filter, "attacks": Attack}
 _OWN: dict[str, dict[str, Entry]] = {}  # the user's own files, by kind; see `load_file`
 
@@ -106,6 +108,7 @@ def parameters(make: Callable[..., Any]) -> tuple[Parameter, ...]:
 
 
 _WORDS = {float: "a number", int: "a whole number", str: "text", bool: "true or false", types.NoneType: "nothing"}
+_WORDS[Path] = "a path"
 
 _NOUNS: Mapping[type, str] = {
     **{core.ServerRule: "a server rule", core.ClientRule: "a client rule", core.Objective: "an objective"},
@@ -127,10 +130,12 @@ def describe(hint: Any) -> str:
         return " or ".join(f'"{a}"' if isinstance(a, str) else str(a) for a in args)
     if len(arms(hint)) > 1:
         return " or ".join(describe(a) for a in args)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return "a table"
     if isinstance(origin, type) and issubclass(origin, Sequence) and args:
-        return f"a list, each {describe(args[0])}"
+        return "a list" if args[0] is Any else f"a list, each {describe(args[0])}"
     named = next((word for base, word in _NOUNS.items() if isinstance(hint, type) and issubclass(hint, base)), "")
-    return named or str(getattr(hint, "__name__", hint))
+    return named or ("a table" if is_dataclass(hint) else str(getattr(hint, "__name__", hint)))
 
 
 # ------------------------------------------------------------------------------------------------------- finding
@@ -175,7 +180,7 @@ def _built_in(kind: Kind) -> Mapping[str, Entry]:
     if kind == "models":
         from equipoise.models import MODELS
 
-        return {n: Entry.of(n, kind, f, getattr(f, "func", f).__doc__, skip=2) for n, f in MODELS.items()}
+        return {n: Entry.of(n, kind, f, f.__doc__, skip=2) for n, f in MODELS.items()}
     if kind == "partitions":
         from equipoise.data.partition import PARTITIONS
 
@@ -236,28 +241,35 @@ def _part_in(module: types.ModuleType, stem: str, kind: Kind) -> Callable[..., A
 # ------------------------------------------------------------------------------------------------ the user's own
 
 
-def load_file(path: Path, kind: Kind = "methods") -> Entry:
+def load_file(path: Path, kind: Kind | None = None) -> Entry:
     """Import a file that the user named on the command line, and make its part known for the rest of the process.
 
-    It runs the file's code. Only a user's own word may lead here, never a string from a config.
+    `kind` is what it must be; left out, it may be a method, a server rule, a filter or an attack. It runs the file's
+    code. Only a user's own word may lead here, never a string from a config.
     """
-    stem, what = path.stem.replace("-", "_"), SINGULAR[kind]
+    kinds: tuple[Kind, ...] = (kind,) if kind else OWN
+    stem, what = path.stem.replace("-", "_"), " or ".join(SINGULAR[k] for k in kinds)
     if not path.is_file() or path.suffix != ".py":
         raise EquipoiseError(f"{path}: not a Python file", f"give the path of a .py file with a {what}")
-    if _kebab(stem) in _built_in(kind):
-        raise EquipoiseError(
-            f"{path}: {what} {_kebab(stem)!r} is already there", "give the file, and what is in it, another name"
-        )
+    if known := [SINGULAR[k] for k in kinds if _kebab(stem) in _built_in(k)]:
+        told = f"{path}: {known[0]} {_kebab(stem)!r} is already there"
+        raise EquipoiseError(told, "give the file, and what is in it, another name")
     with _blaming(path):
-        module = _import(path, f"equipoise_own_{kind}_{stem}")
-        make = _part_in(module, stem, kind)
-        if make is None:
+        module = _import(path, f"equipoise_own_{kind or 'part'}_{stem}")
+        made = {k: make for k in kinds if (make := _part_in(module, stem, k))}
+        if not made:
             found = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
-            wanted = f"def {stem}(...) -> Method" if kind == "methods" else f"a class {stem.title().replace('_', '')}"
-            raise EquipoiseError(f"{path}: no {what} called {stem!r}, only {found}", f"the file must have {wanted}")
-        entry = Entry.of(_kebab(stem), kind, make, module.__doc__)
-    _OWN.setdefault(kind, {})[entry.name] = entry
+            wanted = dict.fromkeys(_form(k, stem) for k in kinds)
+            hint = f"the file must have {' or '.join(wanted)}"
+            raise EquipoiseError(f"{path}: no {what} called {stem!r}, only {found}", hint)
+        home, make = next(iter(made.items()))
+        entry = Entry.of(_kebab(stem), home, make, module.__doc__)
+    _OWN.setdefault(home, {})[entry.name] = entry
     return entry
+
+
+def _form(kind: Kind, stem: str) -> str:
+    return f"def {stem}(...) -> Method" if kind == "methods" else f"a class {stem.title().replace('_', '')}"
 
 
 @contextmanager

@@ -66,9 +66,13 @@ class Attack:
     """What malicious clients do; every hook defaults to honesty."""
 
     fraction: float | None = None
+    """The share of the clients that is malicious, drawn at random, from 0 to 1."""
     count: int | None = None
+    """How many clients are, drawn at random."""
     clients: tuple[int, ...] | None = None
+    """Which clients are, by their numbers from 0 on."""
     added: float | None = None
+    """How many malicious clients join the honest ones, as a share of their number; 1.1 adds 110%."""
     hostile = True
     """Whether its clients count as malicious in reports; those with bad data are its victims (class attribute)."""
     holds_data = True

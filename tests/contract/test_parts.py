@@ -1,4 +1,4 @@
-"""The contract, over every server rule and every method there is. A new part joins by being in its folder."""
+"""The contract, over every method, rule, filter and attack there is. A new part joins by being in its folder."""
 
 from collections.abc import Callable
 
@@ -35,6 +35,19 @@ def test_clients_as_rows_equal_clients_one_by_one(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_odd_clients_do_no_harm(name: str) -> None:
     contract.survives_odd_clients(METHODS[name].make())
+
+
+@pytest.mark.parametrize("name", registry.filters())
+def test_filter(name: str) -> None:
+    entry = registry.filters()[name]
+    assert contract.problems(entry.make(), entry.doc) == []
+
+
+@pytest.mark.parametrize("name", registry.attacks())
+def test_attack(name: str) -> None:
+    entry = registry.attacks()[name]
+    of_three_classes = {"pairs": ((1, 2),)} if name == "label-flip" else {}
+    assert contract.problems(entry.make(fraction=0.25, **of_three_classes), entry.doc) == []
 
 
 @pytest.mark.parametrize("kind", ["methods", "rules", "filters", "attacks"])

@@ -184,7 +184,7 @@ def test_a_stopped_run_plays_back_the_same_steps() -> None:
         (Train(rounds=5, epochs=20, batch=10), 300),
         (Train(rounds=299, batch=0), 299),
         (Train(rounds=150, epochs=2, batch=0), 300),
-        (Train(rounds=149, epochs=9, steps=2), 298),
+        (Train(rounds=149, steps=2), 298),
         (Train(rounds=3, steps=100), 300),
         (Train(rounds=0, steps=1000), 0),
     ],

@@ -139,6 +139,9 @@ def test_another_audit_in_the_same_folder_is_refused(done: Path) -> None:
         ('method.name="fedavg"', "audit.methods"),
         ("audit.seeds=[1, 1]", "audit.seeds"),
         ('audit.methods=[{ name = "fedprox", mu = -1.0 }]', "mu"),
+        ("run.seed=7", "run.seed is 7, and audit.seeds is [0, 1]"),
+        ("data.test=0.0", "data.test is 0.0"),
+        ("run.splits=validation", "run.splits is 'validation'"),
     ],
 )
 def test_a_bad_audit_is_told_what_is_wrong(change: str, names: str) -> None:
@@ -146,6 +149,12 @@ def test_a_bad_audit_is_told_what_is_wrong(change: str, names: str) -> None:
         load_plan(TEXT, [change])
     assert names in told.value.message + told.value.hint
     assert told.value.hint
+
+
+def test_without_seeds_of_its_own_an_audit_has_the_runs() -> None:
+    text = TEXT.replace("seeds = [0, 1]\n", "")
+    assert load_plan(text).seeds == (0,)
+    assert {cell.config.run.seed for cell in load_plan(text, ["run.seed=7"]).cells} == {7}
 
 
 def test_methods_of_one_name_are_told_apart_by_their_parameters() -> None:
@@ -178,6 +187,8 @@ def test_a_sweep_without_validation_data_or_without_lists_is_refused() -> None:
         load_grid(text)
     with pytest.raises(EquipoiseError, match=r"data\.validation"):
         load_grid(text, ["method.mu=[0.1, 1.0]"])
+    with pytest.raises(EquipoiseError, match=r"run\.seed is 7, and sweep\.seeds is \[1, 2\]"):
+        load_grid(text, ["method.mu=[0.1, 1.0]", "data.validation=0.2", "sweep.seeds=[1, 2]", "run.seed=7"])
 
 
 def test_the_command_runs_reports_and_tells(tmp_path: Path) -> None:
@@ -200,6 +211,17 @@ def test_the_command_runs_reports_and_tells(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
     assert "wall time of the rounds" in (tmp_path / "out" / "report.html").read_text()
     assert "wall time of the rounds" not in first.read_text()
+
+
+def test_an_attack_by_everyone_has_no_measures_and_that_is_told(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(TEXT)
+    args = ["audit", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), "--workers", "1", "-q"]
+    for change in ('methods=["fedavg"]', 'attacks=["none", { name = "sign-flip", fraction = 1.0 }]', "seeds=[0]"):
+        args += ["--set", f"audit.{change}"]
+    told = CliRunner().invoke(app, args)
+    assert told.exit_code == 0, told.output
+    assert "no measures under sign-flip: all clients are malicious" in told.stderr
+    assert "no measures under none" not in told.stderr
 
 
 def test_from_python_an_audit_is_run_read_reported_and_asked_by_name(done: Path, tmp_path: Path) -> None:

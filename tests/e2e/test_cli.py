@@ -198,6 +198,26 @@ def test_an_attack_on_a_rule_that_is_not_robust_is_warned_of() -> None:
     assert equipoise("run", "clean.toml", "--dry-run").stderr == ""
 
 
+def test_an_attack_by_nobody_is_warned_of() -> None:
+    told = equipoise("run", "example.toml", "--dry-run", "--set", "attack.fraction=0.04").stderr
+    assert told == "warning: LabelNoise has no attacker: fraction = 0.04 of 10 clients rounds to none\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("attack.fraction=1.0", "all clients are malicious, and measures are of benign ones"),
+        ("data.test=0.0", "nobody was tested: there are no test samples (data.test)"),
+        ("run.splits=validation", 'or run.splits is "validation"'),
+    ],
+)
+def test_a_table_without_measures_is_shown_with_the_reason(change: str, told: str) -> None:
+    made = equipoise("run", "example.toml", "-q", "--set", change, "--out", "r")
+    assert made.exit_code == 0 and made.stdout.split() == ["measure", "value"]
+    assert "no measures: " in made.stderr and told in made.stderr
+    assert told in equipoise("compare", "r").stderr
+
+
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thesis.tex").write_text("years of work")
@@ -239,7 +259,7 @@ def test_a_method_of_ones_own_is_run_from_its_file_and_only_from_there(tmp_path:
     registry._OWN.clear()
     refused = equipoise("resume", "own")
     assert refused.exit_code == 2
-    assert "--method FILE.py" in refused.stderr
+    assert "--own FILE.py" in refused.stderr
     assert equipoise("resume", "own", "--method", "mine.py", "-q").exit_code == 0
     assert equipoise("resume", "own", "--method", "fedavg").exit_code == 2
 

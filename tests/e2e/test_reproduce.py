@@ -50,6 +50,8 @@ def test_what_lies_with_the_tables_is_shown_until_something_is_measured(mine: Pa
         (["--seeds", "-1"], "--seeds is '-1'", "such as 0..4"),
         (["--scale", "0"], "--scale is 0.0", "at most 1"),
         (["--also", "x"], "--also is x", "at most 1"),
+        (["--also", "0.3", "--scale", "0.2"], "--also is 0.3", "below --scale, 0.2"),
+        (["--set", "run.device=gpu"], "run.device is 'gpu'", "cpu"),
         (["--minutes", "-1"], "--minutes is -1.0", "0 or more"),
         (["--set", "train.lr=1"], "--set train.lr=1", "change a copy"),
         (["--set", "run.precision"], "--set run.precision", "section.key=value"),

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from equipoise.core import Method
 from equipoise.engine.admission import admit, all_finite, decode, glances, presume
 from equipoise.engine.exchange import Replies
-from equipoise.engine.settings import Admission, Run
+from equipoise.engine.settings import Admission, Participation, Run
+from equipoise.errors import EquipoiseError
 from equipoise.layout import Layout
 from equipoise.threat import Attack, Claims, Forgery
 from tests.small import simulation
@@ -128,6 +129,13 @@ def test_below_the_quorum_the_model_stays() -> None:
     record = sim.step()
     assert "quorum 3" in record.skipped
     assert torch.equal(before, sim.server.w)
+
+
+@pytest.mark.parametrize(("drawn", "asked"), [(Participation(), 4), (Participation(per_round=2), 2)])
+def test_a_quorum_that_no_round_can_reach_is_refused_before_the_first(drawn: Participation, asked: int) -> None:
+    simulation(participation=drawn, admission=Admission(quorum=asked))
+    with pytest.raises(EquipoiseError, match=f"quorum is {asked + 1}, but a round asks for {asked} clients"):
+        simulation(participation=drawn, admission=Admission(quorum=asked + 1))
 
 
 def test_finite_updates_that_overflow_together_never_reach_the_model() -> None:

@@ -87,6 +87,36 @@ def test_a_method_serves_as_its_server_rule() -> None:
     assert type(made.client).__name__ == "FedProx"
 
 
+@pytest.mark.parametrize("name", ["fedprox", "finetuning", "apfl", "l2sgd"])
+def test_a_method_without_a_server_rule_of_its_own_does_not(name: str) -> None:
+    assert f'method.server.name is "{name}", a method of clients' in _told(f"method.server={name}").message
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedlf", "qffl", "fedtilt"])
+def test_nor_does_it_take_more_than_that_to_serve(name: str) -> None:
+    made = load(EXAMPLE, [f"method.server={name}"]).make_method().server
+    assert (type(made) is WeightedMean) == (name == "fedavg")
+
+
+def test_steps_take_the_place_of_epochs_and_stand_beside_no_other_number_of_them() -> None:
+    text = dump(load(EXAMPLE, ["train.steps=3"]))
+    assert "epochs = 1" in text and load(text).train.steps == 3
+    told = _told("train.steps=3", "train.epochs=2")
+    assert told.message == "config: train.steps with epochs = 2 is 3"
+
+
+def test_a_quorum_counts_the_clients_that_an_attack_adds() -> None:
+    text = EXAMPLE.replace("fraction = 0.2", "added = 0.5")
+    assert load(text, ["admission.quorum=15"]).admission.quorum == 15
+    assert "a round asks for 15 clients" in _told("admission.quorum=16", text=text).message
+
+
+def test_a_path_as_text_is_told_to_be_none() -> None:
+    told = _told(text="some/audit.toml")
+    assert told.message == 'config: "some/audit.toml" holds no key = value'
+    assert "Path('some/audit.toml')" in told.hint
+
+
 FILTER = """from dataclasses import dataclass
 from equipoise.core import Filter
 from equipoise.errors import EquipoiseError
@@ -165,6 +195,7 @@ def test_a_base_is_a_method_or_the_client_of_one() -> None:
     assert load(dump(config)) == config
     other = load(text, ["method.client=fedavg"])
     assert other.make_method().client == SGD()
+    assert "method.client.name is" in _told("method.client=fedlf", text=text).message
     assert "method.base.mu" in _told("method.base.mu=-1", text=text).message
     assert "method.objective.name" in _told("method.objective=median", text=text).message
     assert "method.base is missing" in _told(text=text.replace("base =", "# base =")).message
@@ -275,6 +306,8 @@ def test_an_override_that_is_none_is_told_as_such(override: str) -> None:
         ("train.rounds=1.5", "train.rounds is 1.5", "a whole number"),
         ("train.loss=mse", 'train.loss is "mse"', "'squared'"),
         ("participation.per_round=21", "participation.per_round is 21, but the federation has 20 clients", "lower it"),
+        ("admission.quorum=11", "admission.quorum is 11, but a round asks for 10 clients", "lower it"),
+        ("run.device=gpu", "run.device is 'gpu'", '"cuda"'),
         ("attack.fraction=2", "attack.fraction: LabelNoise: fraction is 2.0", "from 0 to 1"),
         ("attack.count=2", "attack: LabelNoise: 2 of fraction, count, clients and added given", "exactly one"),
         ("data.dataset=digit", 'data.dataset is "digit"', "did you mean 'digits'?"),
@@ -285,6 +318,8 @@ def test_an_override_that_is_none_is_told_as_such(override: str) -> None:
             "above 0",
         ),
         ('method.server={ name = "krumm" }', 'method.server.name is "krumm"', "mean"),
+        ("method.server=finetuning", 'method.server.name is "finetuning", a method of clients', '"weighted-mean"'),
+        ("method.server={ name = 'ditto', lam = 1 }", 'method.server.name is "ditto", a method of clients', "a base"),
         ('method.server={ name = "weighted-mean", weights = 3 }', "method.server.weights is 3", "text in quotes"),
         ('method.server={ name = "weighted-mean", weights = "x" }', "method.server.weights: Weighted", '"uniform"'),
         ("method.filters=[3]", "method.filters[0] is 3", "a table"),

@@ -41,7 +41,7 @@ def _some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
 
 @st.composite
 def raw_configs(draw: st.DrawFn) -> dict[str, Any]:
-    positive = st.integers(1, 10**6)
+    positive, device = st.integers(1, 10**6), st.sampled_from(["auto", "cpu", "cuda:1"])
     partition = st.one_of(
         st.just("iid"),
         st.fixed_dictionaries({"kind": st.just("dirichlet"), "alpha": st.floats(1e-9, 1e9) | positive}),
@@ -56,7 +56,7 @@ def raw_configs(draw: st.DrawFn) -> dict[str, Any]:
     drawn = st.fixed_dictionaries(
         {"dataset": st.just("leaf-synthetic")}, optional={"options": _some(alpha=st.floats(0, 9), iid=st.booleans())}
     )
-    server = st.sampled_from(["fedavg", {"name": "weighted-mean", "weights": "uniform"}, {"name": "fedprox", "mu": 1}])
+    server = st.sampled_from(["fedavg", {"name": "weighted-mean", "weights": "uniform"}, {"name": "qffl", "q": 1}])
     method = st.one_of(
         st.fixed_dictionaries({"name": st.just("fedavg")}, optional={"server": server}),
         st.fixed_dictionaries(
@@ -74,10 +74,10 @@ def raw_configs(draw: st.DrawFn) -> dict[str, Any]:
         ),
         "train": draw(_some(rounds=positive, lr=st.floats(1e-12, 1e12), steps=positive, lr_decay=st.just(1))),
         "participation": draw(_some(per_round=st.integers(1, 30), trace=_PLAIN, dropout=_SHARE)),
-        "admission": draw(_some(norm_cap=positive, quorum=positive)),
+        "admission": draw(_some(norm_cap=positive, quorum=st.just(1))),
         "method": draw(method),
         "run": draw(
-            _some(seed=st.integers(0, 2**63 - 1), device=_PLAIN, dtype=st.sampled_from(["float32", "float64"]))
+            _some(seed=st.integers(0, 2**63 - 1), device=device, dtype=st.sampled_from(["float32", "float64"]))
         ),
     }
     return raw | ({"attack": draw(attack)} if draw(st.booleans()) else {})

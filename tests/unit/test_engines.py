@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import weakref
 
 import pytest
 import torch
 
-from equipoise.audit.engines import Local
+from equipoise.audit.engines import Local, side_by_side
 
 
 class Part:
@@ -40,3 +41,13 @@ def test_what_a_job_left_is_cleared_away_before_the_next(fails: bool, monkeypatc
     finally:
         gc.enable()
     assert len(left) == 3
+
+
+def test_a_gpu_is_not_given_as_many_runs_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert side_by_side() == 64
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert side_by_side() == 4
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    assert side_by_side() == 2

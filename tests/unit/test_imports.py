@@ -20,6 +20,7 @@ LAYERS = [
     {"experiment", "standalone", "tracking", "course", "provenance"},
     {"audit"},
     {"report", "reproduce"},
+    {"reference"},
     {"cli", "demo", "flower"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

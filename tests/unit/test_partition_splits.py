@@ -184,6 +184,15 @@ def test_parameters_out_of_range_are_refused(kind: str, params: dict[str, object
         partition(dataset(), kind, clients=4, **params)
 
 
+@pytest.mark.parametrize(
+    ("kind", "params"), [("pathological", {}), ("pathological", {"deal": "order"}), ("lognormal", {})]
+)
+def test_nobody_holds_more_classes_than_there_are(kind: str, params: dict[str, object]) -> None:
+    partition(dataset(classes=7), kind, clients=4, classes=7, **params)
+    with pytest.raises(EquipoiseError, match=f"{kind}: classes is 8 per client, but toy has 7"):
+        partition(dataset(classes=7), kind, clients=4, classes=8, **params)
+
+
 def test_a_soft_label_counts_for_its_largest_share_and_a_regression_has_no_classes() -> None:
     y = torch.tensor([[0.7, 0.3, 0.0], [0.1, 0.4, 0.5], [0.2, 0.6, 0.2], [0.6, 0.4, 0.0]])
     splits = {name: Split.of([torch.tensor([0, 1]), torch.tensor([2, 3])]) for name in ("train", "validation", "test")}

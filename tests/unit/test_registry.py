@@ -123,6 +123,9 @@ def test_types_are_told_in_plain_words() -> None:
         assert registry.describe(hint) == words
     assert registry.describe(Literal["a", "b"]) == '"a" or "b"'
     assert registry.describe(float | None) == "a number or nothing"
+    assert registry.describe(dict[str, list[Any]]) == "a table"
+    assert registry.describe(list[Any]) == "a list"
+    assert registry.describe(list[Doc]) == "a list, each a table"
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:
@@ -148,13 +151,14 @@ def test_a_users_file_with_a_dash_holds_a_function_with_an_underscore(tmp_path: 
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("other.py", MINE, "no method called 'other'"),
+        ("other.py", MINE, "no method or server rule or filter or attack called 'other'"),
         ("mine.py", "def mine(:\n", "SyntaxError"),
         ("mine.py", "import nothing_of_this_name\n", "ModuleNotFoundError"),
         ("mine.py", "def mine(x: Unknown): ...\n", "NameError"),
         ("mine.py", "from __future__ import annotations\ndef mine(x: Unknown): ...\n", "NameError"),
         ("mine.txt", MINE, "not a Python file"),
         ("fedavg.py", MINE.replace("def mine", "def fedavg"), "already there"),
+        ("krum.py", MINE.replace("def mine", "def krum"), "server rule 'krum' is already there"),
     ],
 )
 def test_a_users_file_that_cannot_be_used_says_why(tmp_path: Path, name: str, text: str, told: str) -> None:
@@ -179,6 +183,32 @@ def test_a_users_attack_is_found_by_its_class(tmp_path: Path) -> None:
     entry = registry.load_file(tmp_path / "does_nothing.py", "attacks")
     assert entry.name == "does-nothing"
     assert entry.make(fraction=0.5, power=2.0).power == 2.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        ("methods", "mine", MINE),
+        ("rules", "half", "from equipoise.core import *\nclass Half(WeightedMean): ...\n"),
+        (
+            "filters",
+            "keep",
+            "from equipoise.core import *\nclass Keep(Filter):\n    def __call__(self, c): return c, {}\n",
+        ),
+        ("attacks", "idle", "from equipoise.threat import *\nclass Idle(Attack): ...\n"),
+    ],
+)
+def test_a_users_file_is_what_it_holds(tmp_path: Path, kind: Any, name: str, text: str) -> None:
+    (tmp_path / f"{name}.py").write_text(text)
+    assert registry.load_file(tmp_path / f"{name}.py").kind == kind
+    assert name in registry.entries(kind)
+
+
+def test_a_users_file_that_must_be_a_method_is_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "idle.py").write_text("from equipoise.threat import *\nclass Idle(Attack): ...\n")
+    with pytest.raises(EquipoiseError, match="no method called 'idle'") as caught:
+        registry.load_file(tmp_path / "idle.py", "methods")
+    assert caught.value.hint == "the file must have def idle(...) -> Method"
 
 
 def test_signatures_of_dataclasses_resolve_inherited_hints() -> None:

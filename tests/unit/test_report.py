@@ -279,6 +279,18 @@ def test_failed_cells_are_named_with_their_reason() -> None:
     assert [text.strip() for text, _ in rows[1]] == ["ditto", "sign_flip", "1", "the model diverged in round 3"]
 
 
+def test_a_situation_without_benign_clients_is_told_beside_the_numbers() -> None:
+    data = make_audit(seeds=2, clients=5)
+    bad = data.clients["malicious"] | (data.clients["attack"] == "sign_flip")
+    data = replace(data, clients=Table({**{name: data.clients[name] for name in data.clients}, "malicious": bad}))
+    told = "Under sign_flip there are no numbers: all clients are malicious, and measures are of benign ones."
+    found = find(data)
+    for sheet in (sheets.headline(found), *sheets.notions(found)):
+        assert sheet.words.endswith(told), sheet.name
+    assert told in page(data)
+    assert "there are no numbers" not in page(make_audit(seeds=2, clients=5))
+
+
 def test_a_diverged_run_is_shown_as_missing_and_not_as_best() -> None:
     data = make_audit(("fedavg", "ditto"), ("none",), seeds=1, clients=5)
     cells = {name: data.cells[name].copy() for name in data.cells.columns}

@@ -6,13 +6,17 @@ from pathlib import Path
 import pytest
 
 from equipoise import experiment, files
+from equipoise.attacks.backdoor import Backdoor
 from equipoise.errors import EquipoiseError
+from equipoise.methods.local import local
 from equipoise.reproduce import Record, home, load, matching, names, run
+from equipoise.reproduce.measures import NAMES
 from equipoise.reproduce.page import OVERVIEW, glance, overview, section, write
 from equipoise.reproduce.record import final, leave
 from equipoise.reproduce.runner import Wanted
 from equipoise.reproduce.tables import Cell, Table, merged
 from equipoise.reproduce.verdicts import found, held
+from tests.small import federation
 
 TABLE = """
 title = "A table"
@@ -131,7 +135,7 @@ def test_columns_that_differ_in_rounds_alone_share_trials_and_runs(tmp_path: Pat
 
 def test_smaller_shares_are_measured_on_the_way_where_nothing_is_chosen(tmp_path: Path) -> None:
     table, seen = load("nobody/one", folder_with(tmp_path / "e", longer())), []
-    wanted = Wanted(columns=["skewed"], also=[0.4, 1.0])
+    wanted = Wanted(columns=["skewed"], also=[0.4])
     run([table], tmp_path / "out", wanted, report=lambda step: seen.append(step.what))
     assert len(seen) == 2 + 3
     found = numbers(table, tmp_path / "out")
@@ -178,11 +182,25 @@ def test_no_run_starts_after_its_time_and_what_is_left_is_run_later(table: Table
 
 
 def test_a_failing_cell_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
-    text = TABLE.replace('measures = ["accuracy_mean", "angle"]', 'measures = ["accuracy_mean", "nonsense"]')
+    text = TABLE.replace('{ kind = "dirichlet", alpha = 0.5 }', '{ kind = "pathological", classes = 11 }')
     table = load("nobody/one", folder_with(tmp_path / "e", text))
-    errors = run([table], tmp_path, Wanted(rows=["fedprox"], columns=["iid"]))
-    assert len(errors) == 2
-    assert all("nonsense" in text for text in errors.values())
+    errors = run([table], tmp_path, Wanted(rows=["fedprox"]))
+    assert len(errors) == 2 and len(Record(table, tmp_path).entries) == 2
+    assert all("classes is 11 per client, but digits has 10" in text for text in errors.values())
+
+
+def test_a_share_on_the_way_is_smaller_than_the_whole() -> None:
+    for share in (0.5, 0.7):
+        with pytest.raises(EquipoiseError, match=f"--also is {share}\n.*below --scale, 0.5"):
+            Wanted(scale=0.5, also=[0.1, share])
+
+
+def test_all_numbers_of_a_summary_may_be_asked_for_and_no_other() -> None:
+    setting = {"attack": Backdoor(count=1), "model": "linear", "rounds": 1, "device": "cpu"}
+    summary = experiment.run(federation(shape=(1, 4, 4)), local(), **setting).summary()  # type: ignore[arg-type]
+    numbers = {name for name, value in summary.items() if isinstance(value, float)}
+    assert {"attack_success", "validation_personal_gini", "worst_10_last_tenth"} <= numbers <= NAMES
+    assert not NAMES & {"method", "dataset", "nonsense"}
 
 
 def test_entries_left_by_a_killed_process_are_taken_in(table: Table, tmp_path: Path) -> None:
@@ -343,7 +361,32 @@ def test_the_page_tells_how_long_choices_ran_and_which_column_has_no_run(tmp_pat
         ("at.skewed", "at.skew", "skew"),
         ("clients = 6", "clientz = 6", "clientz"),
         ("title = ", "titel = ", "title is missing"),
-        ("rounds = 1 }", 'rounds = 1, by = "loss_mean" }', "choose is"),
+        ("rounds = 1 }", 'rounds = 1, by = "loss_mean" }', "choose.by is"),
+        ("rounds = 1 }", "rounds = 0 }", "choose.rounds is 0"),
+        ("rounds = 1 }", "rounds = -3 }", "choose.rounds is -3"),
+        ("rounds = 1 }", 'rounds = "few" }', 'choose.rounds is "few"'),
+        ("validation = 0.2", "validation = 1.0", "choose.validation is 1.0"),
+        ("rounds = 2\n", 'rounds = "many"\n', 'fedavg in iid: train.rounds is "many"'),
+        ("[run.train]\nrounds = 2\n", "[run.train]\nrounds = -2\n", "train.rounds is -2"),
+        ("[0.01, 0.1]", "[]", 'rows.fedavg.grid."train.lr" is'),
+        ("[0.01, 0.1]", '[0.01, "fast"]', 'fedavg in iid: train.lr is "fast"'),
+        ("[0.01, 0.1]", "0.1", "rows.fedavg.grid.train.lr is 0.1"),
+        ('"train.lr" = [0.01, 0.1]', '"run.seed" = [1, 2]', "rows.fedavg.grid is 'run.seed'"),
+        ('"train.lr" = [0.01, 0.1]', '"model.kind.x" = [1, 2]', 'kind is "linear", not a table'),
+        ('["accuracy_mean", "angle"]', "[]", "measures is"),
+        ('"angle"', '"angel"', "measures is 'angel'\n.*'angle'"),
+        ("accuracy_mean = 0.05", "accuracy_mean = -0.05", "within.accuracy_mean is -0.05"),
+        ("seeds = [0, 1]", "columns = []", "rows.fedprox.columns is"),
+        ("seeds = [0, 1]", "seeds = []", "rows.fedprox.seeds is"),
+        ("seeds = [0, 1]", "seeds = [-1]", "rows.fedprox.seeds is .-1"),
+        ("seeds = [0, 1]", "seed = [0]", "rows.fedprox.seed: unknown key\n.*'seeds'"),
+        ('title = "FedProx"', "", "rows.fedprox.title is missing"),
+        ('more = "fedprox"', 'more = "fedprox"\ncolumns = []', r"claims\[0\].columns is"),
+        ('"digits"', '"digitz"', 'fedavg in iid: data.dataset is "digitz"'),
+        ("eval_every = 0", 'device = "gpu"', "run.device is 'gpu'"),
+        ("eval_every = 0", "seed = 3", "run.seed is 3\n.*seeds"),
+        ("eval_every = 0", 'splits = "validation"', "run.splits is 'validation'"),
+        ("clients = 6", "clients = 6\ntest = 0.0", "data.test is 0.0"),
     ],
 )
 def test_mistakes_in_a_table_are_named(tmp_path: Path, old: str, new: str, told: str) -> None:
@@ -353,11 +396,22 @@ def test_mistakes_in_a_table_are_named(tmp_path: Path, old: str, new: str, told:
 
 
 @pytest.mark.parametrize(
-    "published", ["[one.odd]\nfedavg = [1]\n", "[one.iid]\nodd = [1]\n", "[one.iid]\nfedavg = 1\n"]
+    ("published", "told"),
+    [
+        ("[one.odd]\nfedavg = [1]\n", "one: column 'odd'"),
+        ("[one.iid]\nodd = [1]\n", "one.iid: row 'odd'"),
+        ("[one.iid]\nfedavg = 1\n", "one.iid.fedavg is 1"),
+        ('[one.iid]\nfedavg = ["a"]\n', "one.iid.fedavg is"),
+        ("[one]\niid = 3\n", "one.iid is 3"),
+        ("one = 3\n", "one is 3"),
+        (PUBLISHED + "[on.iid]\nfedavg = [1]\n", "on: there is no table on.toml\n.*'one'"),
+        ("[one.iid\n", "not valid TOML"),
+    ],
 )
-def test_published_numbers_must_belong_to_the_table(tmp_path: Path, published: str) -> None:
-    with pytest.raises(EquipoiseError, match=r"published\.toml"):
+def test_published_numbers_must_belong_to_the_table(tmp_path: Path, published: str, told: str) -> None:
+    with pytest.raises(EquipoiseError, match=rf"published\.toml: {told}"):
         load("nobody/one", folder_with(tmp_path, published=published))
+    load("nobody/one", folder_with(tmp_path / "ok", published=PUBLISHED + "[participants.iid]\nfedavg = [9, 9, 9]\n"))
 
 
 def test_a_folder_of_that_name_without_tables_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

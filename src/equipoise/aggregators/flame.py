@@ -24,7 +24,6 @@ images are given from the record of the paper in other programs; its own text co
 """
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Literal
 
 import torch
@@ -33,6 +32,7 @@ from torch import Tensor
 from equipoise.aggregators._distances import norms
 from equipoise.aggregators._rows import cosines, kept_shares, median, mixed, shortening
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
+from equipoise.errors import not_negative, require
 from equipoise.weighting import check_weights
 
 
@@ -49,8 +49,7 @@ class FLAME(ServerRule):
 
     def __post_init__(self) -> None:
         check_weights("flame", self.weights)
-        if not (isfinite(self.lam) and self.lam >= 0):
-            raise EquipoiseError(f"flame: lam is {self.lam}", "a multiple of the median length, 0 or more")
+        require(not_negative(self.lam), "flame: lam", self.lam, "a multiple of the median length, 0 or more")
         if self.of not in ("model", "update"):
             raise EquipoiseError(f"flame: of is {self.of!r}", 'use "model" or "update"')
 

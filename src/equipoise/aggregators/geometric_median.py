@@ -32,6 +32,7 @@ from equipoise.aggregators._distances import inner_products
 from equipoise.aggregators._order import ascending, middle
 from equipoise.aggregators._rows import mixed
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
+from equipoise.errors import not_negative, require
 from equipoise.weighting import check_weights, normalised, shares
 
 _NEAR = 2e-3  # of a squared distance: a thousandth of the distance itself
@@ -54,10 +55,8 @@ class GeometricMedian(ServerRule):
             raise EquipoiseError(f"geometric-median: nu is {self.nu}", "the shortest distance that counts, above 0")
         if not isinstance(self.iterations, int) or self.iterations < 1:
             raise EquipoiseError(f"geometric-median: iterations is {self.iterations}", "steps to take, 1 or more")
-        if not (isfinite(self.tolerance) and self.tolerance >= 0):
-            raise EquipoiseError(
-                f"geometric-median: tolerance is {self.tolerance}", "0 or more; 0: until nothing moves"
-            )
+        ok = not_negative(self.tolerance)
+        require(ok, "geometric-median: tolerance", self.tolerance, "0 or more; 0: until nothing moves")
         check_weights("geometric-median", self.weights)
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:

@@ -23,6 +23,7 @@ import torch
 
 from equipoise.aggregators.clip import Clip
 from equipoise.core import Cohort, EquipoiseError, Filter
+from equipoise.errors import not_negative, require
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,7 @@ class NormBounding(Filter):
     def __post_init__(self) -> None:
         if not (isfinite(self.bound) and self.bound > 0):
             raise EquipoiseError(f"norm-bounding: bound is {self.bound}", "the longest update to let pass, above 0")
-        if not (isfinite(self.sigma) and self.sigma >= 0):
-            raise EquipoiseError(f"norm-bounding: sigma is {self.sigma}", "0 or more; 0 is no noise")
+        require(not_negative(self.sigma), "norm-bounding: sigma", self.sigma, "0 or more; 0 is no noise")
 
     def __call__(self, cohort: Cohort) -> tuple[Cohort, Mapping[str, Any]]:
         bounded, info = Clip(self.bound)(cohort)

@@ -20,13 +20,12 @@ messages, so a free rider need not wait for the next model to see it.
 """
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, not_negative, require
 from equipoise.threat import Attack, Forgery
 
 
@@ -45,8 +44,8 @@ class FreeRider(Attack):
         if self.kind not in ("noise", "unchanged", "disguised"):
             raise EquipoiseError(f"free-rider: kind is {self.kind!r}", 'use "noise", "unchanged" or "disguised"')
         for name, value in {"sigma": self.sigma, "gamma": self.gamma}.items():
-            if value is not None and not (value >= 0 and isfinite(value)):
-                raise EquipoiseError(f"free-rider: {name} is {value}", "a finite number, 0 or more")
+            ok = value is None or not_negative(value)
+            require(ok, f"free-rider: {name}", value, "a finite number, 0 or more")
 
     def remember(self, seen: Forgery) -> dict[str, Tensor]:
         """sigma and the round in which it was learned, where it has to be."""

@@ -13,13 +13,12 @@ give the number of the equation.
 """
 
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 from torch import Tensor
 
 from equipoise.attacks._forging import Forging, Line, mean
-from equipoise.errors import EquipoiseError
+from equipoise.errors import not_negative, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +29,7 @@ class IPM(Forging):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.epsilon >= 0 and isfinite(self.epsilon)):
-            raise EquipoiseError(f"ipm: epsilon is {self.epsilon}", "0 or more; 0.1 hides, 100 does not")
+        require(not_negative(self.epsilon), "ipm: epsilon", self.epsilon, "0 or more; 0.1 hides, 100 does not")
 
     def line(self, rows: Tensor, f: int) -> Line:
         mu = mean(rows)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from equipoise import metrics
 from equipoise.results import Table
 
 Notion = Literal["accuracy", "parity", "class parity", "gap parity", "collaboration", "robustness", "conflict", "cost"]
@@ -166,6 +167,11 @@ class AuditData:
     """[N, C]: training samples of each class that each client holds, in the first seed's federation."""
     environment: Mapping[str, Any]
     config: str
+
+    def why_empty(self, attack: str) -> str:
+        """Why there are no measures of clients under an attack, if there are none though its runs are done."""
+        rows = self.clients.filter(attack=attack) if len(self.clients) else self.clients
+        return metrics.why_nobody(rows["n"], rows["malicious"]) if len(rows) else ""
 
     def without_times(self) -> AuditData:
         """The same without the measures in TIMES: what is written of it has the same bytes for the same audit."""

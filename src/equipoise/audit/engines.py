@@ -34,7 +34,7 @@ Ended = Generator[tuple[str, Job], None, None]
 
 class Engine(Protocol):
     def ended(self, jobs: Mapping[str, Job], own: Sequence[Path]) -> Ended:
-        """Do all jobs, with the user's method files `own` loaded."""
+        """Do all jobs, with the user's files `own` loaded."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,16 @@ class Local:
     """Processes on this machine that are reused; one worker is this process itself."""
 
     workers: int = 1
+    own: tuple[Path, ...] = ()
+    """Files of the user's own that all jobs need, besides those that come with them."""
 
     def ended(self, jobs: Mapping[str, Job], own: Sequence[Path]) -> Ended:
         if self.workers == 1:
             yield from ((name, partial(_done, job)) for name, job in jobs.items())
             return
         # Spawned, not forked: a fork inherits the locks and threads of its parent in whatever state they are.
-        pool = ProcessPoolExecutor(self.workers, get_context("spawn"), initializer=_start, initargs=(tuple(own),))
+        known = (*self.own, *own)
+        pool = ProcessPoolExecutor(self.workers, get_context("spawn"), initializer=_start, initargs=(known,))
         try:
             names: dict[Future[None], str] = {pool.submit(_done, job): name for name, job in jobs.items()}
             for future in as_completed(names):
@@ -70,6 +73,8 @@ class Ray:
     """Where the cluster is; None: where RAY_ADDRESS says, else a Ray of our own on this machine."""
     workers: int | None = None
     """At most so many jobs at a time; None: as many as there are cores."""
+    own: tuple[Path, ...] = ()
+    """As `Local.own`."""
 
     def ended(self, jobs: Mapping[str, Job], own: Sequence[Path]) -> Ended:
         if not jobs:
@@ -82,7 +87,7 @@ class Ray:
                 while True:
                     room = None if self.workers is None else self.workers - len(going)
                     for name, job in islice(waiting, room):
-                        going[task.remote(job, tuple(own), Path.cwd())] = name
+                        going[task.remote(job, (*self.own, *own), Path.cwd())] = name
                     if not going:
                         return
                     (found,), _ = ray.wait(list(going))
@@ -105,6 +110,14 @@ def _done(job: Job) -> None:
 
 # ------------------------------------------------------------------------------------------------- this machine
 
+_ON_A_GPU = 4  # runs at a time; more of them only wait for each other (docs/benchmarks.md)
+
+
+def side_by_side() -> int:
+    """How many runs at a time if nobody says: as many as there are cores, on a GPU as many as it has work for."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _ON_A_GPU) if torch.cuda.is_available() else cores
+
 
 def _start(own: tuple[Path, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # while a cell runs, its own handler finishes the round and saves
@@ -116,7 +129,7 @@ def _ready(own: tuple[Path, ...]) -> None:
     """Once in a process, before its first job."""
     torch.set_num_threads(1)
     for path in own:
-        registry.load_file(path, "methods")
+        registry.load_file(path)
 
 
 # ---------------------------------------------------------------------------------------------------------- Ray

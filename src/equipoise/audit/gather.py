@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from equipoise import files, metrics, registry
-from equipoise.audit.data import MEASURES, AuditData, Card
+from equipoise import files, metrics
+from equipoise.audit.cards import attack_card, method_card
+from equipoise.audit.data import MEASURES, AuditData
 from equipoise.audit.influence import influence
 from equipoise.audit.plan import CLEAN, Plan
 from equipoise.audit.runner import federation, folder, optima
-from equipoise.config.parts import Table as Params
 from equipoise.errors import EquipoiseError
 from equipoise.results import Result, Table, load_result
 from equipoise.standalone import Optima
@@ -56,8 +56,8 @@ def gather(plan: Plan, out: Path, errors: Mapping[str, str] | None = None) -> Au
     return AuditData(
         title=plan.audit.title,
         scenario=_scenario(plan),
-        methods=tuple(_card("methods", label, table) for label, table in plan.methods.items()),
-        attacks=tuple(_card("attacks", label, table) for label, table in plan.attacks.items()),
+        methods=tuple(method_card(label, table) for label, table in plan.methods.items()),
+        attacks=tuple(attack_card(label, table) for label, table in plan.attacks.items()),
         seeds=plan.seeds,
         baseline=plan.baseline,
         cells=_rows(cells),
@@ -151,15 +151,6 @@ def _stack(parts: list[dict[str, Any]]) -> Table:
 
 def _rows(rows: list[dict[str, Any]]) -> Table:
     return Table({name: np.array([row[name] for row in rows]) for name in rows[0]})
-
-
-def _card(kind: registry.Kind, label: str, table: Params | None) -> Card:
-    if table is None:
-        return Card(label, "Nobody attacks.")
-    entry = registry.get(kind, table["name"])
-    doc = entry.doc
-    params = {k: v for k, v in table.items() if k != "name"}
-    return Card(label, doc.summary, doc.reference, doc.equation, doc.departures, params)
 
 
 def _scenario(plan: Plan) -> dict[str, Any]:

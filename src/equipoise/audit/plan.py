@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise import config as configs
+from equipoise.config.checks import require_tests
 from equipoise.config.parts import Table, section, shown, write
 from equipoise.core import Stop
 from equipoise.errors import EquipoiseError, nearest
@@ -28,14 +29,18 @@ CLEAN = "none"
 
 @dataclass(frozen=True)
 class Audit:
-    """The [audit] section."""
+    """What is compared, and under what: the [audit] section."""
 
     methods: list[Any]
+    """Names that `equipoise list methods` prints, or tables of a name, parameters and, if wanted, a `label`."""
     attacks: list[Any] | None = None
+    """The same of attacks; "none" is the run without one, which drops are measured against. Left out: that alone."""
     seeds: list[int] | None = None
+    """Every method meets every attack once with each; it takes 5 to test a difference. Left out: the run's."""
     baseline: str | None = None
     """The method that the others are compared with; left out: the first."""
     title: str = "Audit"
+    """At the top of the report."""
     alone_epochs: int = 500
     """At most so many epochs for the model that each client trains alone: gaps and rewards are measured against it."""
     __pydantic_config__ = _STRICT
@@ -112,7 +117,8 @@ def _resolve(raw: Table) -> Plan:
     baseline = audit.baseline or next(iter(methods))
     if baseline not in methods:
         raise EquipoiseError(f"audit.baseline is {baseline!r}, which is not compared", nearest(baseline, methods))
-    seeds, base = tuple(audit.seeds or [0]), {k: v for k, v in raw.items() if k != "audit"}
+    base = {k: v for k, v in raw.items() if k != "audit"}
+    seeds = seeds_of(audit.seeds, base, "audit")
     cells = tuple(
         Cell(m, a, s, _cell(base, methods[m], attacks[a], s, f"{m} under {a}"))
         for s in seeds
@@ -120,6 +126,17 @@ def _resolve(raw: Table) -> Plan:
         for m in methods
     )
     return Plan(audit, methods, attacks, seeds, baseline, cells, _text(audit, base))
+
+
+def seeds_of(listed: Sequence[int] | None, base: Table, section: str) -> tuple[int, ...]:
+    """The seeds that a section lists, or else the run's own one."""
+    run = base.get("run", {})
+    if not isinstance(run, dict):
+        raise EquipoiseError(f"run is {shown(run)}", "a table: a line [run], then key = value")
+    if listed and "seed" in run:
+        told = f"run.seed is {shown(run['seed'])}, and {section}.seeds is {shown(listed)}"
+        raise EquipoiseError(told, f"leave out run.seed: {section}.seeds are what is run")
+    return tuple(listed or [run.get("seed", 0)])
 
 
 def _labelled(entries: list[Any], key: str) -> dict[str, Table]:
@@ -154,7 +171,9 @@ def _cell(base: Table, method: Table, attack: Table | None, seed: int, which: st
     if attack is not None:
         sections["attack"] = attack
     try:
-        return configs.resolve(sections)
+        config = configs.resolve(sections)
+        require_tests(config, "an audit")
+        return config
     except EquipoiseError as error:
         raise EquipoiseError(f"{which}: {error.message}", error.hint) from error
 

@@ -43,7 +43,7 @@ def run(
     own: Sequence[Path] = (),
     report: Callable[[Step], None] | None = None,
 ) -> dict[str, str]:
-    """Run what is not finished yet; what went wrong, by the name of the cell. `own` are the user's method files.
+    """Run what is not finished yet; what went wrong, by the name of the cell. `own` are the user's files.
 
     `workers` processes on this machine do it, or the `engine`, if one is given.
     """

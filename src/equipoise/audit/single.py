@@ -29,7 +29,7 @@ def of_run(run: Path, work: Path) -> AuditData:
     require(here, f"{run}: the data", used, "a report needs the samples, and these are at the sites; use compare")
     sections = tomllib.loads(configs.dump(config))
     told: dict[str, Any] = {"methods": [sections.pop("method")], "attacks": [sections.pop("attack", "none")]}
-    told |= {"seeds": [config.run.seed], "alone_epochs": _EPOCHS, "title": f"The run {run.resolve().name}"}
+    told |= {"alone_epochs": _EPOCHS, "title": f"The run {run.resolve().name}"}
     lines = [
         f"[{name}]\n" + "".join(f"{k} = {write(v)}\n" for k, v in table.items())
         for name, table in {"audit": told, **sections}.items()

@@ -28,6 +28,7 @@ import numpy as np
 from equipoise import config as configs
 from equipoise import files, metrics, registry
 from equipoise.audit.engines import Engine, Job, Local
+from equipoise.audit.plan import seeds_of
 from equipoise.audit.runner import Step, alone, execute_all, run_cell
 from equipoise.config.parts import Table as Params
 from equipoise.config.parts import section, shown, write
@@ -42,10 +43,13 @@ _MAY_VARY = ("method", "train", "participation", "attack")
 
 @dataclass(frozen=True)
 class Sweep:
-    """The [sweep] section."""
+    """What decides: the [sweep] section."""
 
     criterion: str | dict[str, float] = "mean-minus-deviation"
+    """What is to be high on validation data: that, "worst-10", "gap-variance" (which is to be low), or a sum of
+    measures, each with its weight."""
     seeds: list[int] | None = None
+    """Every combination is run with each, and judged by the mean. Left out: the run's seed."""
     alone_epochs: int = 500
     """For "gap-variance": at most so many epochs for the model that each client trains alone."""
     __pydantic_config__ = _STRICT
@@ -100,6 +104,7 @@ def load(source: Path | str, overrides: Sequence[str] = ()) -> Grid:
         if not axes:
             raise EquipoiseError("nothing to choose from: no parameter has a list", "such as lr = [0.01, 0.1]")
         grid = Grid(axes, raw, sweep)
+        seeds_of(sweep.seeds, raw, "sweep")
         for chosen in grid.combinations():
             validation = grid.config(chosen, 0, "validation").data.validation
         if validation <= 0:
@@ -134,7 +139,7 @@ def run(
 ) -> Chosen:
     """Run the grid on validation data, choose, and run the best with all splits; `engine` as for audits."""
     engine = engine or Local(workers)
-    seeds = grid.sweep.seeds or [int(grid.base.get("run", {}).get("seed", 0))]
+    seeds = seeds_of(grid.sweep.seeds, grid.base, "sweep")
     combinations = grid.combinations()
     files.make_folder(out)
     paths = {(i, s): out / "grid" / f"{i:03d}--s{s}" for i in range(len(combinations)) for s in seeds}

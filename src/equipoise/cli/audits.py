@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise.cli.runs import SetOption, TrackOption, tracker_of
+from equipoise.cli.runs import Own, SetOption, TrackOption, known, only, tracker_of
 from equipoise.cli.terminal import FAILED, Json, Quiet, Verbose, guarded, number, put, put_json, put_table, say
 from equipoise.errors import EquipoiseError
 
@@ -30,14 +29,13 @@ class Where(StrEnum):
     ray = "ray"
 
 
-Workers = Annotated[int | None, typer.Option(min=1, help="Runs side by side. Default: as many as there are cores.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Runs side by side. Default: one for each core; 4 on a GPU.")]
 EngineOption = Annotated[
     Where, typer.Option("--engine", help="local: processes here; ray: a Ray cluster, all of which must share --out.")
 ]
 AddressOption = Annotated[
     str | None, typer.Option("--ray-address", help="The cluster's. Default: RAY_ADDRESS, else a Ray on this machine.")
 ]
-Own = Annotated[list[Path] | None, typer.Option("--own", metavar="FILE.py", help="A method of your own. Repeatable.")]
 
 
 class Format(StrEnum):
@@ -74,20 +72,18 @@ def audit(
       equipoise audit audit.toml --workers 4 --out runs/mine --set train.rounds=50
       equipoise audit audit.toml --engine ray --ray-address 10.0.0.1:6379 --out /shared/mine
     """
-    from equipoise import registry
     from equipoise.audit import gather, load_plan, record, run_audit
 
-    for path in own or ():
-        registry.load_file(path, "methods")
+    files = known(own)
     plan = load_plan(config, overrides or ())
     folder = out or Path("runs") / config.stem
     tracker = tracker_of(track)(folder)
     if dry_run:
         put_table(("method", "attack", "seed"), [(c.method, c.attack, str(c.seed)) for c in plan.cells])
         return
-    where = engine_of(engine, ray_address, workers)
+    where = engine_of(engine, ray_address, workers, files)
     with steps(quiet) as report:
-        errors = run_audit(plan, folder, engine=where, own=own or (), report=report)
+        errors = run_audit(plan, folder, engine=where, report=report)
     data = gather(plan, folder, errors)
     if tracker:
         record(data, tracker)
@@ -108,6 +104,7 @@ def report(
     times: Annotated[
         bool, typer.Option(help="Without times, the same audit gives the same bytes whenever and wherever it was run.")
     ] = True,
+    own: Own = None,
     verbose: Verbose = False,
 ) -> None:
     """Write the report of an audit or of a run, or its tables and figures in another form.
@@ -118,9 +115,11 @@ def report(
       equipoise report runs/audit --format latex --out tables/
       equipoise report runs/audit --no-times
       equipoise report runs/deployed
+      equipoise report runs/audit --own ./mine.py
     """
     from equipoise.report import write_figures, write_report, write_tables
 
+    known(own)
     data = _told_by(folder) if times else _told_by(folder).without_times()
     if form is Format.html:
         say(f"report: {write_report(data, out or folder / 'report.html').resolve()}")
@@ -159,15 +158,13 @@ def sweep(
     Examples:
       equipoise sweep experiment.toml --set 'method.lam=[0.1, 1.0, 2.0]'
     """
-    from equipoise import registry
     from equipoise.audit.sweep import load, run
 
-    for path in own or ():
-        registry.load_file(path, "methods")
+    files = known(own)
     grid, folder = load(config, overrides or ()), out or Path("runs") / config.stem
-    where = engine_of(engine, ray_address, workers)
+    where = engine_of(engine, ray_address, workers, files)
     with steps(quiet) as report:
-        chosen = run(grid, folder, engine=where, own=own or (), report=report)
+        chosen = run(grid, folder, engine=where, report=report)
     if as_json:
         put_json({"chosen": dict(chosen.settings), "criterion": chosen.criterion, "summary": chosen.result.summary()})
         return
@@ -182,6 +179,7 @@ def sweep(
 def advise(
     folders: Annotated[list[Path], typer.Argument(help="Folders of audits.", show_default=False)],
     wish: Annotated[str, typer.Option(help="What matters most; a wrong name lists them.")] = "worst-10",
+    own: Own = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -195,7 +193,8 @@ def advise(
     from equipoise.audit import advise as advised
     from equipoise.audit import read
 
-    found = advised([read(folder) for folder in folders], wish)
+    known(own)
+    found = advised([read(folder) for folder in only(folders, "audit.toml", "an audit")], wish)
     if as_json:
         put_json(
             {
@@ -217,18 +216,14 @@ def _tell(paths: Sequence[Path]) -> None:
         say(str(path.resolve()))
 
 
-def engine_of(where: Where, address: str | None, workers: int | None) -> Engine:
-    from equipoise.audit.engines import Local, Ray
+def engine_of(where: Where, address: str | None, workers: int | None, own: tuple[Path, ...] = ()) -> Engine:
+    from equipoise.audit.engines import Local, Ray, side_by_side
 
     if where is Where.ray:
-        return Ray(address, workers)
+        return Ray(address, workers, own)
     if address is not None:
         raise EquipoiseError(f"--ray-address is {address!r}, and nothing runs on Ray", "add --engine ray")
-    return Local(workers or _cores())
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Local(workers or side_by_side(), own)
 
 
 def _write_page(data: AuditData, folder: Path) -> Path:
@@ -249,8 +244,11 @@ def show(data: AuditData, as_json: bool = False) -> None:
             rows.append({"attack": attack.name, "method": method.name, "runs": len(cells), **means})
     if as_json:
         put_json([{k: None if v != v else v for k, v in row.items()} for row in rows])
-        return
-    put_table(tuple(rows[0]), [tuple(number(v) for v in row.values()) for row in rows])
+    else:
+        put_table(tuple(rows[0]), [tuple(number(v) for v in row.values()) for row in rows])
+    for attack in data.attacks:
+        if why := data.why_empty(attack.name):
+            say(f"no measures under {attack.name}: {why}")
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""Commands that tell what there is, and whether a part of your own fits: list, show, check."""
+"""Commands that tell what there is, and whether a part of your own fits: list, show, keys, check."""
 
 from __future__ import annotations
 
-import inspect
 import textwrap
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from equipoise.registry import Entry
 
 
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the page of docs/reference.")]
+
+
 class What(StrEnum):
     methods = "methods"
     rules = "rules"
     filters = "filters"
     attacks = "attacks"
+    objectives = "objectives"
     datasets = "datasets"
     models = "models"
     partitions = "partitions"
@@ -30,10 +34,11 @@ class What(StrEnum):
 @guarded
 def list_parts(
     what: Annotated[What | None, typer.Argument(help="One kind only.", show_default=False)] = None,
+    markdown: Markdown = False,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """List the methods, rules, filters, attacks, datasets, models and partitions that a config can name.
+    """List the methods, rules, filters, attacks, objectives, datasets, models and partitions that there are.
 
     \b
     Examples:
@@ -41,6 +46,11 @@ def list_parts(
       equipoise list attacks
       equipoise list methods --json
     """
+    if markdown:
+        from equipoise.reference import parts_page
+
+        put(parts_page([kind.value for kind in ([what] if what else What)]).rstrip())
+        return
     rows = [row for kind in ([what] if what else What) for row in _rows(kind)]
     if as_json:
         put_json([dict(zip(("kind", "name", "summary"), row, strict=True)) for row in rows])
@@ -97,45 +107,55 @@ def _facts(entry: Entry) -> dict[str, Any]:
 
 
 def _page(entry: Entry) -> str:
-    from equipoise import registry
+    from equipoise import reference, registry
 
-    doc = entry.doc
+    doc, settings = entry.doc, [f"{key.name}: {key.told()}" for key in reference.settings(entry)]
     first = "About" if entry.kind in ("models", "partitions") else "Reference"
     sections = {first: doc.reference, "Equation": doc.equation, "Notes": doc.notes}
-    sections |= {"Parameters": _parameters(entry), "Parts": _parts(entry), "Departures": doc.departures}
+    sections |= {"Parameters": "\n".join(settings), "Parts": "\n".join(reference.words(entry))}
+    sections |= {"Departures": doc.departures}
     blocks = [f"{entry.name} ({registry.SINGULAR[entry.kind]})\n\n{textwrap.indent(doc.summary, '  ')}"]
     blocks += [f"{title}\n{textwrap.indent(text, '  ')}" for title, text in sections.items() if text]
     return "\n\n".join(blocks)
 
 
-def _parameters(entry: Entry) -> str:
-    from equipoise import registry
-    from equipoise.config.parts import plain, write
+@guarded
+def keys(
+    section: Annotated[str | None, typer.Argument(help="One section only, such as train.", show_default=False)] = None,
+    markdown: Markdown = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """List the keys that the files of runs, audits, sweeps and published tables can have, and what they mean.
 
-    lines = []
-    for p in entry.parameters:
-        default = None if p.required else plain(p.default)
-        told = "required" if p.required else "left out by default" if default is None else f"default {write(default)}"
-        lines.append(f"{p.name}: {registry.describe(p.type)}; {told}")
-    return "\n".join(lines)
+    \b
+    Examples:
+      equipoise keys
+      equipoise keys train
+      equipoise keys --json
+    """
+    from equipoise import reference
 
-
-def _parts(entry: Entry) -> str:
-    """What the classes of the part's module say of their parameters."""
-    module = inspect.getmodule(entry.make)
-    if entry.kind not in ("methods", "rules", "filters", "attacks") or module is None:
-        return ""
-    classes = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
-    told = {c.__name__: inspect.getdoc(c) for c in classes if "__doc__" in vars(c)}
-    return "\n".join(f"{n}: {d}" for n, d in told.items() if d and not d.startswith(f"{n}("))
+    if markdown:
+        put(reference.config_page().rstrip())
+        return
+    known = {s.name or "table": (file.name, s) for file in reference.files() for s in file.sections}
+    if section is not None and section not in known:
+        raise EquipoiseError(f"no section is called {section!r}", nearest(section, known))
+    found = [(file, key) for file, s in ([known[section]] if section else known.values()) for key in s.keys]
+    if as_json:
+        put_json([{"file": file, **asdict(key)} for file, key in found])
+        return
+    rows = [(file, key.full, key.takes, key.default, key.meaning) for file, key in found]
+    put_table(("file", "key", "takes", "default", "what it means"), rows)
 
 
 @guarded
 def check(
-    file: Annotated[Path, typer.Argument(help="A .py file with a method of its own name.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="A .py file with a part of its own name.", show_default=False)],
     verbose: Verbose = False,
 ) -> None:
-    """Check a method of your own against the contract that every built-in part keeps.
+    """Check a method, rule, filter or attack of your own against the contract that every built-in part keeps.
 
     Shapes, purity, determinism, the order of clients, clients as rows against clients one by one, odd clients, and the
     sections of its docstring.
@@ -146,8 +166,9 @@ def check(
     """
     from equipoise import contract, registry
 
-    entry = registry.load_file(file, "methods")
-    problems = contract.problems(entry.make(), entry.doc)
+    entry = registry.load_file(file)
+    who = {"fraction": 0.25} if entry.kind == "attacks" else {}
+    problems = contract.problems(entry.make(**who), entry.doc)
     for line in problems:
         put(f"broken: {line}")
     if problems:

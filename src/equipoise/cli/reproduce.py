@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from equipoise.cli.audits import AddressOption, EngineOption, Where, Workers, engine_of, steps
-from equipoise.cli.runs import SetOption
+from equipoise.cli.runs import Own, SetOption, known
 from equipoise.cli.terminal import FAILED, Quiet, Verbose, guarded, put, put_table, say
 from equipoise.errors import EquipoiseError, nearest, require
 
@@ -35,6 +35,7 @@ def reproduce(
     workers: Workers = None,
     engine: EngineOption = Where.local,
     ray_address: AddressOption = None,
+    own: Own = None,
     minutes: Annotated[float | None, typer.Option(help="Start no run after so many minutes.")] = None,
     only_show: Annotated[bool, typer.Option("--show", help="Run nothing; show and write what is there.")] = False,
     quiet: Quiet = False,
@@ -54,7 +55,7 @@ def reproduce(
     from equipoise.reproduce import home, load, matching, names, run
     from equipoise.reproduce.runner import LATE, Wanted
 
-    folder = experiments or home()
+    files, folder = known(own), experiments or home()
     if not names(folder):
         raise EquipoiseError(f"no published tables in {folder}", "PAPER/TABLE.toml, see docs/guides/reproduce.md")
     kept = out or Path("runs/reproduce")
@@ -79,7 +80,7 @@ def reproduce(
     require(minutes is None or minutes >= 0, "--minutes", minutes, "0 or more; left out: no limit")
     errors: dict[str, str] = {}
     if not only_show:
-        where = engine_of(engine, ray_address, workers)
+        where = engine_of(engine, ray_address, workers, files)
         with steps(quiet) as report:
             errors = run(chosen, kept, wanted, engine=where, minutes=minutes, report=report)
     for table in chosen:

@@ -28,6 +28,10 @@ MethodOption = Annotated[
     str | None,
     typer.Option("--method", metavar="NAME|FILE.py", help="Another method than the config's; your own as a .py file."),
 ]
+Own = Annotated[
+    list[Path] | None,
+    typer.Option("--own", metavar="FILE.py", help="A method, rule, filter or attack of your own. Repeatable."),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -52,6 +56,7 @@ def run(
     config: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
     overrides: SetOption = None,
     method: MethodOption = None,
+    own: Own = None,
     seed: Annotated[int | None, typer.Option(help="Short for --set run.seed=SEED.")] = None,
     device: Annotated[
         str | None, typer.Option(help='Short for --set run.device=DEVICE ("auto", "cpu", "cuda").')
@@ -73,12 +78,14 @@ def run(
       equipoise run experiment.toml
       equipoise run experiment.toml --set train.lr=0.1 --seed 3 --out runs/lr01
       equipoise run experiment.toml --method ./mine.py --track tensorboard
+      equipoise run experiment.toml --own ./my_attack.py
       equipoise run experiment.toml --profile
       equipoise run experiment.toml --dry-run
     """
     from equipoise.config import dump, load
     from equipoise.config.parts import write
 
+    known(own)
     short = {"run.seed": seed, "run.device": device}
     changes = [*(overrides or []), *(f"{k}={write(v)}" for k, v in short.items() if v is not None)]
     settled = load(config, changes, _method_name(method))
@@ -112,6 +119,7 @@ def run(
 def resume(
     path: Annotated[Path, typer.Argument(help="The folder of a run that was interrupted.", show_default=False)],
     method: MethodOption = None,
+    own: Own = None,
     track: TrackOption = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -119,7 +127,8 @@ def resume(
 ) -> None:
     """Go on with an interrupted run; the result is the same as without the interruption.
 
-    A run of your own method needs its file again (--method ./mine.py): a config never makes code run.
+    A run with parts of your own needs their files again (--method ./mine.py, --own ./my_attack.py): a config never
+    makes code run.
 
     \b
     Example:
@@ -130,6 +139,7 @@ def resume(
     if method is not None and not method.endswith(".py"):
         raise EquipoiseError(f"--method {method}: a run keeps its method", "give only the .py file that the run used")
     _method_name(method)
+    known(own)
     tracker = tracker_of(track)
     with progress(quiet, verbose) as report:
         result = experiment.resume(path, report, tracker(path))
@@ -152,16 +162,39 @@ def compare(
     """
     from equipoise import results
 
-    loaded = [results.load_result(path) for path in runs]
+    loaded = [results.load_result(path) for path in only(runs, "config.toml", "a run")]
     for result in loaded:
-        if result.note:
-            say(f"{result.path}: {result.note}")
+        if result.note or result.why_empty:
+            say(f"{result.path}: {result.note or result.why_empty}")
     table = results.compare(loaded)
     first = ("run", "method", "attack", "seed", *HEADLINE)
     names = [n for n in table.columns if everything or as_json or n in first]
     columns = {n: [_plain(v) for v in table[n].tolist()] for n in names}
     rows = [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     put_json(rows) if as_json else put_table(names, [[number(v) for v in row.values()] for row in rows])
+
+
+def only(paths: list[Path], mark: str, what: str) -> list[Path]:
+    """Those of the paths that are folders of runs, or of audits, by the file that marks them: runs/* names others too.
+
+    A path that leads nowhere stays: it is a mistake, and its reader says so.
+    """
+    found = [path for path in paths if (path / mark).is_file() or not path.exists()]
+    for path in paths:
+        if path not in found:
+            say(f"left out: {path}, {_about(path)}")
+    if not found:
+        raise EquipoiseError(f"none of these is the folder of {what}", f"give the --out of {what}")
+    return found
+
+
+def _about(path: Path) -> str:
+    """What a folder is that is not what was asked for, and where to turn to with it."""
+    if (path / "audit.toml").is_file():
+        return f"an audit; its runs are in {path / 'cells'}, equipoise report {path} tells of it"
+    if (path / "sweep.json").is_file():
+        return f"a sweep; the run of what it chose is in {path / 'best'}"
+    return "a run" if (path / "config.toml").is_file() else "no folder of a run or an audit"
 
 
 def _plain(value: Any) -> Any:
@@ -174,7 +207,17 @@ def _method_name(method: str | None) -> str | None:
         return method
     from equipoise import registry
 
-    return registry.load_file(Path(method)).name
+    return registry.load_file(Path(method), "methods").name
+
+
+def known(own: list[Path] | None) -> tuple[Path, ...]:
+    """The files behind --own, whose parts a config may name from now on."""
+    if own:
+        from equipoise import registry
+
+        for path in own:
+            registry.load_file(path)
+    return tuple(own or ())
 
 
 def tracker_of(track: Track | None) -> Callable[[Path], Tracker | None]:
@@ -189,7 +232,8 @@ def tracker_of(track: Track | None) -> Callable[[Path], Tracker | None]:
 def _warn(made: Experiment) -> None:
     from equipoise.engine.cautions import cautions
 
-    for text in cautions(made.method, made.scenario.attack, made.scenario.admission):
+    s = made.scenario
+    for text in cautions(made.method, s.attack, s.admission, s.federation.n_clients):
         say(f"warning: {text}")
 
 
@@ -227,5 +271,7 @@ def _finish(result: Result, as_json: bool, quiet: bool, verbose: bool, times: Pr
         put_table(("measure", "value"), rows)
         if times:
             times.put()
+    if result.why_empty:
+        say(f"no measures: {result.why_empty}")
     if not quiet and result.path is not None:
         say(f"saved in {result.path} (all measures: summary.json)")

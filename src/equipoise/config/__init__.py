@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equipoise import core
-from equipoise.config.parts import Collector, Table, arguments, keyed, named, part, section, shown, write_pairs
+from equipoise.config.checks import cross_check
+from equipoise.config.parts import Collector, Table, arguments, named, part, section, shown, write_pairs
 from equipoise.data.partition import Attribute
 from equipoise.data.synthetic import SYNTHETIC
-from equipoise.engine.participation import cohort_size
 from equipoise.engine.settings import Admission, Participation, Run, Train
 from equipoise.errors import EquipoiseError, nearest, require
-from equipoise.streams import Stream
 from equipoise.threat import Attack
 
 _STRICT = {"extra": "forbid", "strict": True}
@@ -59,9 +58,12 @@ class Data:
     clients: int | None = None
     """Left out: as many as there are by themselves."""
     partition: Mapping[str, Any] = field(default_factory=lambda: {"kind": "iid"})
+    """How samples are dealt: a kind that `equipoise list partitions` prints, and its settings. A kind alone may stand
+    for its table."""
     test: float = 0.2
     """The share of every client's samples that it is tested on."""
     validation: float = 0.0
+    """The share of every client's samples that choices are made on (Ditto's lam, sweeps)."""
     test_set: Literal["local", "common", "official"] = "local"
     """Each client's own samples, the same for everyone, or the dataset's test part dealt like its training part."""
     root: int = 0
@@ -69,6 +71,7 @@ class Data:
     seed: int | None = None
     """Of the split alone; left out: the run's."""
     download: bool = False
+    """Whether to fetch the dataset where this machine does not have it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The dataset's own parameters."""
     __pydantic_config__ = _STRICT
@@ -146,6 +149,9 @@ def _name(table: Any) -> object:
 
 def read_text(source: Path | str) -> str:
     if isinstance(source, str):
+        if not set("=\n") & set(source):
+            hint = f"text is taken as TOML; a file is given as Path({source!r})"
+            raise EquipoiseError(f"{shown(source)} holds no key = value", hint)
         return source
     try:
         if source.is_dir():
@@ -179,15 +185,19 @@ def parse(text: str) -> Table:
 def override(raw: Table, change: str) -> None:
     """Put one "section.key=value" into the tables."""
     key, equals, text = change.partition("=")
-    *path, last = (p.strip() for p in key.split("."))
-    if not equals or not path or not all(re.fullmatch(r"[A-Za-z0-9_-]+", p) for p in (*path, last)):
+    path = [p.strip() for p in key.split(".")]
+    if not equals or len(path) < 2 or not all(re.fullmatch(r"[A-Za-z0-9_-]+", p) for p in path):
         raise EquipoiseError(f"--set {change}: not section.key=value", "such as --set train.lr=0.1")
-    table = raw
-    for name in path:
+    put(raw, path, _override_value(change, text.strip()), f"--set {change}")
+
+
+def put(table: Table, path: Sequence[str], value: Any, who: str) -> None:
+    """Set a value in tables within tables; `who` wants that, for a complaint."""
+    for name in path[:-1]:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise EquipoiseError(f"--set {change}: {name} is {shown(table)}, not a table", "give the whole value")
-    table[last] = _override_value(change, text.strip())
+            raise EquipoiseError(f"{who}: {name} is {shown(table)}, not a table", "give the whole value")
+    table[path[-1]] = value
 
 
 def _override_value(override: str, text: str) -> Any:
@@ -247,7 +257,7 @@ def resolve(raw: Table) -> Config:
 
     sections: Any = {**settings, "model": model, "method": Part.of(method[0])}
     config = Config(data=_seeded(data, settings["run"]), attack=attack and Part.of(attack[0]), **sections)
-    _cross_check(config, method[1], attack and attack[1])
+    cross_check(config, method[1], attack and attack[1])
     return config
 
 
@@ -294,17 +304,6 @@ def _dealt(data: Data) -> Data:
 def _model(raw: Any) -> Part:
     entry, given = named("models", raw, "model", "kind")
     return Part(entry.name, arguments(entry.parameters, given, "model")[0])
-
-
-def _cross_check(config: Config, method: core.Method, attack: Attack | None) -> None:
-    """What one section says against another. With the number of clients left to the data, building the run does it."""
-    n = config.data.clients or config.data.options.get("clients")
-    if n is None:
-        return
-    drawn = cohort_size(config.participation, n)
-    keyed(lambda: method.server.check(drawn), "method")
-    if attack is not None:
-        keyed(lambda: attack.malicious(n, Stream(0)), "attack", ("clients", "count"))
 
 
 # ---------------------------------------------------------------------------------------------------------- writing

@@ -74,19 +74,44 @@ _WANTED = {
 }
 
 
-def _in_our_words(error: ValidationError, key: str, known: Sequence[str]) -> Problems:
+def _in_our_words(error: ValidationError, key: str, raw: Any, kind: Any = None) -> Problems:
     problems = []
     for e in error.errors():
-        places = e["loc"][:1] if known else tuple(p for p in e["loc"] if isinstance(p, int))
-        at = key + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in places)
+        places = _places(e["loc"], raw)
         if e["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            problems.append(EquipoiseError(f"{at}: unknown key", nearest(str(places[-1]), known)))
+            hint = nearest(str(places[-1]), _names(kind, places[:-1]))
+            problems.append(EquipoiseError(f"{_at(key, places)}: unknown key", hint))
         elif e["type"] in ("missing", "missing_argument"):
-            problems.append(EquipoiseError(f"{at} is missing", f"[{key}] needs it"))
+            home, at = _at(key, places), _at(key, (*places, e["loc"][-1]))
+            problems.append(EquipoiseError(f"{at} is missing", f"[{home}] needs it" if home else "the file needs it"))
         else:
             wanted = _WANTED.get(e["type"], e["msg"].replace("Input should be", "use"))
-            problems.append(EquipoiseError(f"{at} is {shown(e['input'])}", wanted))
+            problems.append(EquipoiseError(f"{_at(key, places)} is {shown(e['input'])}", wanted))
     return Problems(problems)
+
+
+def _at(key: str, places: Sequence[int | str]) -> str:
+    return (key + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in places)).lstrip(".")
+
+
+def _places(loc: Sequence[int | str], raw: Any) -> tuple[int | str, ...]:
+    """The way to a value through tables and lists; where pydantic names types of a union besides, it is at its end."""
+    found: list[int | str] = []
+    for place in loc:
+        listed = isinstance(raw, list | tuple) and isinstance(place, int)
+        if not listed and not (isinstance(raw, dict) and place in raw):
+            break
+        raw = raw[place]
+        found.append(place)
+    return tuple(found)
+
+
+def _names(kind: Any, places: Sequence[int | str]) -> list[str]:
+    """What the table there may hold; dicts and lists hold tables of one kind."""
+    for place in places:
+        whole = dataclasses.is_dataclass(kind)
+        kind = typing.get_type_hints(kind)[str(place)] if whole else typing.get_args(kind)[-1]
+    return [f.name for f in dataclasses.fields(kind)]
 
 
 # ---------------------------------------------------------------------------------------------- sections and values
@@ -106,11 +131,10 @@ def section(kind: type[T], raw: Any, key: str) -> T:
     """A table as a dataclass. Through JSON, because pydantic's strict mode then still takes lists and whole floats."""
     if not isinstance(raw, dict):
         raise EquipoiseError(f"{key} is {shown(raw)}", f"a table: a line [{key}], then key = value")
-    names = [f.name for f in dataclasses.fields(typing.cast(Any, kind))]
     try:
         return typing.cast(T, _adapter(typing.cast(Any, kind)).validate_json(json.dumps(raw, default=_plain)))
     except ValidationError as error:
-        raise _in_our_words(error, key, names) from None
+        raise _in_our_words(error, key, raw, kind) from None
 
 
 def _value(hint: Any, raw: Any, key: str) -> tuple[Any, Any]:
@@ -124,7 +148,7 @@ def _value(hint: Any, raw: Any, key: str) -> tuple[Any, Any]:
     except ValidationError as error:
         if len(arms) > 1:
             raise EquipoiseError(f"{key} is {shown(raw)}", " or ".join(map(registry.describe, arms))) from None
-        raise _in_our_words(error, key, ()) from None
+        raise _in_our_words(error, key, raw) from None
     return plain(value), value
 
 
@@ -188,7 +212,7 @@ def named(kind: str, raw: Any, key: str, name_key: str = "name") -> tuple[Entry,
     if name is None:
         raise EquipoiseError(f"{key}.{name_key} is missing", f"known: {', '.join(found)}")
     if not isinstance(name, str) or name not in found:
-        own = "; your own needs --method FILE.py" if key == "method" else ""
+        own = "; your own needs --own FILE.py" if kind in (*registry.OWN, "clients") else ""
         raise EquipoiseError(f"{key}.{name_key} is {shown(name)}, which is not known", nearest(str(name), found) + own)
     return found[name], {k: v for k, v in table.items() if k != name_key}
 
@@ -214,7 +238,19 @@ def part(kind: str, raw: Any, key: str, name_key: str = "name") -> tuple[Table, 
         raise EquipoiseError(f"{key}.{name_key} is {entry.name!r}, which made {type(made).__name__}", "return a Method")
     if filters:
         table["filters"], made = _filtered(made, filters, f"{key}.filters")
-    return table, {"clients": made.client, "rules": made.server}.get(kind, made)
+    return table, made if kind == "methods" else _half(kind, made, f"{key}.{name_key} is {shown(entry.name)}")
+
+
+def _half(kind: str, method: core.Method, what: str) -> core.ServerRule | core.ClientRule:
+    """The rule that a method stands for. One whose other half alone is its own, such as FedProx, stands for none."""
+    plain, rules = core.Method(), kind == "rules"
+    mean, sgd = type(method.server) is type(plain.server), method.client == plain.client
+    if mean and not sgd and rules:
+        hint = 'it is for method.name or a base; the plain mean is "weighted-mean"'
+        raise EquipoiseError(f"{what}, a method of clients whose server rule is the plain mean", hint)
+    if sgd and not mean and not rules:
+        raise EquipoiseError(f"{what}, a server rule whose clients do as FedAvg's", 'plain clients are "fedavg"')
+    return method.server if rules else method.client
 
 
 def _filtered(method: core.Method, raw: Any, key: str) -> tuple[list[Table], core.Method]:

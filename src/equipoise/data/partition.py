@@ -31,6 +31,13 @@ def _consecutive(first: Tensor, held: Tensor, classes: int) -> Tensor:
     return ((torch.arange(classes) - first[:, None]) % classes < held[:, None]).to(torch.float64)
 
 
+def _require_classes(kind: str, held: int, data: Dataset) -> None:
+    """A client cannot hold more classes than there are; of a regression, which has none, `parts` complains."""
+    if held > data.classes > 0:
+        found = f"{kind}: classes is {held} per client, but {data.name} has {data.classes}"
+        raise EquipoiseError(found, f"at most {data.classes}")
+
+
 def _require_enough(kind: str, samples: int, n_clients: int, pool: int) -> None:
     """That many samples for each client must be there."""
     if samples * n_clients > pool:
@@ -42,6 +49,9 @@ class Partitioner(ABC):
     """Deals a pool of samples out to clients; holds hyper-parameters only."""
 
     kind: ClassVar[str]
+
+    def check(self, data: Dataset) -> None:
+        """Complain about what this dataset cannot have."""
 
     def key(self, data: Dataset) -> Tensor:
         """The column that `parts` deals by."""
@@ -139,7 +149,7 @@ class Pathological(ByShares):
     deal = "shards": sort by class, cut into n_clients * classes shards of equal size, deal them at random (McMahan et
     al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017). A shard may
     straddle two classes, and a client's shards may be of one class. deal = "order": client u holds classes u*k .. u*k +
-    k-1 (mod C), where k is `classes`, or C if that is fewer, and every class is shared equally among its holders.
+    k-1 (mod C), where k is `classes`, or C if the pool has fewer, and every class is shared equally among its holders.
     """
 
     kind = "pathological"
@@ -150,6 +160,9 @@ class Pathological(ByShares):
     def __post_init__(self) -> None:
         require(self.classes >= 1, "pathological: classes", self.classes, "1 or more")
         require(self.deal in ("shards", "order"), "pathological: deal", self.deal, '"shards" or "order"')
+
+    def check(self, data: Dataset) -> None:
+        _require_classes(self.kind, self.classes, data)
 
     def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
         if self.deal == "order":
@@ -259,6 +272,9 @@ class LogNormal(ByShares):
 
     def __post_init__(self) -> None:
         require(self.classes >= 1, "lognormal: classes", self.classes, "1 or more")
+
+    def check(self, data: Dataset) -> None:
+        _require_classes(self.kind, self.classes, data)
 
     def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
         clients, k = torch.arange(n_clients), min(self.classes, len(totals))
@@ -373,6 +389,7 @@ def partition(
     `root` samples, drawn at random, are the server's own and are dealt to nobody.
     """
     partitioner = _partitioner(kind, params)
+    partitioner.check(data)
     if test_set not in TEST_SETS:
         raise EquipoiseError(f"partition: test_set is {test_set!r}", nearest(test_set, TEST_SETS))
     if clients is None and not isinstance(partitioner, Attribute):

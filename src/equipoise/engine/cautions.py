@@ -1,4 +1,4 @@
-"""What a run should be warned of before it begins: combinations that work and protect less than they seem to.
+"""What a run should be warned of before it begins: combinations that work and do less than they seem to.
 
 Never an error: to watch a method without a defence fail is what many runs are for.
 """
@@ -10,15 +10,30 @@ from dataclasses import fields, is_dataclass
 
 from equipoise.core import Chain, Method, ServerRule
 from equipoise.engine.settings import Admission
+from equipoise.streams import Stream
 from equipoise.threat import Attack
 
 
-def cautions(method: Method, attack: Attack | None, admission: Admission) -> tuple[str, ...]:
-    """One sentence each, for the terminal and the run's log."""
+def cautions(method: Method, attack: Attack | None, admission: Admission, n_clients: int) -> tuple[str, ...]:
+    """One sentence each, for the terminal and the run's log; `n_clients` without those that the attack adds."""
     found = [_by_size(rule) for rule in _rules(method.server) if _weighs_by_size(rule, admission)]
-    if attack is not None and not attack.turned_away and not method.server.robust:
+    if attack is None:
+        return tuple(found)
+    bad, added = len(attack.malicious(n_clients, Stream(0))), attack.added_to(n_clients)
+    if bad + added == 0:
+        return (*found, *_nobody(attack, n_clients))
+    if not attack.turned_away and not method.server.robust:
         found.append(_undefended(method, attack, admission))
+    if attack.hostile and bad == n_clients:
+        found.append(f"all {n_clients} clients are malicious, so there are no benign ones to measure anything on")
     return tuple(found)
+
+
+def _nobody(attack: Attack, n_clients: int) -> Iterator[str]:
+    """Of a share that comes to nobody; who asks for none gets none."""
+    for name in ("fraction", "added"):
+        if share := getattr(attack, name):
+            yield f"{type(attack).__name__} has no attacker: {name} = {share:g} of {n_clients} clients rounds to none"
 
 
 def _undefended(method: Method, attack: Attack, admission: Admission) -> str:

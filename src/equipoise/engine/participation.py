@@ -38,6 +38,11 @@ def cohort_size(settings: Participation, n_clients: int) -> int:
     return n_clients if settings.fraction is None else max(1, round(settings.fraction * n_clients))
 
 
+def with_added(size: int, n_clients: int, added: int) -> int:
+    """How many clients a round asks for if an attack added some: as large a share of these as of the others."""
+    return size + (-(-added * size // n_clients) if added else 0)
+
+
 class Participants:
     """Draws the cohort of every round."""
 
@@ -65,7 +70,7 @@ class Participants:
     @property
     def most(self) -> int:
         """How many clients a round asks for, the added ones included."""
-        return self.size + (-(-self.added * self.size // self.n) if self.added else 0)
+        return with_added(self.size, self.n, self.added)
 
     def _honest(self, round: int, excluded: Flags) -> Numbers:
         out = excluded if self._trace is None else excluded | ~self._available(round)

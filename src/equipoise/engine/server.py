@@ -85,6 +85,7 @@ class Server:
         self._next = -1, torch.empty(0, dtype=torch.int64)
         self._judge = Repeated(partial(judged, admission))
         self.rule.check(participants.most)
+        admission.check(participants.most)
 
     def step(self, exchange: Exchange) -> RoundRecord:
         """One round, whatever the exchange."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isfinite
 
 import torch
 from torch import Tensor
 
 from equipoise.core import At, ClientRule, Mean, Method, Objective, Schedule, ServerRule, State, Stream
-from equipoise.errors import require
+from equipoise.errors import not_negative, require
 
 _OWN, _DONE = "adapted.own", "adapted.done"  # no base rule has such names
 
@@ -114,4 +113,4 @@ def adapted(name: str, last: ClientRule, base: Method | None, server: ServerRule
 
 def require_strength(who: str, lam: float, at_zero: str) -> None:
     """lam is the strength of a pull: finite, 0 or more."""
-    require(isfinite(lam) and lam >= 0, f"{who}: lam", lam, f"0 or more; 0 is {at_zero}")
+    require(not_negative(lam), f"{who}: lam", lam, f"0 or more; 0 is {at_zero}")

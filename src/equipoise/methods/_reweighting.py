@@ -7,7 +7,6 @@ guard of admission, which looks at reported losses before a rule does and is on 
 from __future__ import annotations
 
 from abc import abstractmethod
-from math import isfinite
 from typing import Literal
 
 import torch
@@ -78,11 +77,6 @@ def client(who: str, variant: str) -> ClientRule:
     if variant not in ("fedavg", "fedsgd"):
         raise EquipoiseError(f"{who}: variant is {variant!r}", 'use "fedavg" (local training) or "fedsgd" (one step)')
     return SGD() if variant == "fedavg" else FedSGD()
-
-
-def check_at_least(who: str, name: str, value: float, hint: str) -> None:
-    if not (isfinite(value) and value >= 0):
-        raise EquipoiseError(f"{who}: {name} is {value}", hint)
 
 
 def check_share(who: str, name: str, value: float, hint: str, below: bool = False) -> None:

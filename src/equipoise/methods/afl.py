@@ -22,11 +22,11 @@ from torch import Tensor
 
 from equipoise import history
 from equipoise.core import Cohort, Method, Outcome, ServerRule, State
+from equipoise.errors import not_negative, require
 from equipoise.methods._reweighting import (
     EVERYONE,
     HUGE,
     Variant,
-    check_at_least,
     client,
     equal,
     recalled,
@@ -44,7 +44,7 @@ class AFL(ServerRule):
     per_client = True
 
     def __post_init__(self) -> None:
-        check_at_least("afl", "eta_lam", self.eta_lam, "0 or more; 0 is the plain mean")
+        require(not_negative(self.eta_lam), "afl: eta_lam", self.eta_lam, "0 or more; 0 is the plain mean")
 
     @property
     def needs(self) -> frozenset[str]:

@@ -26,7 +26,6 @@ would do after the last round is left out: clients use v_k.
 
 import warnings
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Literal
 
 import torch
@@ -44,6 +43,7 @@ from equipoise.core import (
     Stream,
     WeightedMean,
 )
+from equipoise.errors import not_negative, require
 from equipoise.layout import finite_rows
 
 Solver = Literal["joint", "finetune"]
@@ -224,14 +224,13 @@ def _named(inner: State) -> State:
 
 
 def _check(rule: Ditto) -> None:
-    if not (isfinite(rule.lam) and rule.lam >= 0):
-        raise EquipoiseError(f"ditto: lam is {rule.lam}", "0 or more; 0 is local training")
+    require(not_negative(rule.lam), "ditto: lam", rule.lam, "0 or more; 0 is local training")
     if rule.solver not in ("joint", "finetune"):
         raise EquipoiseError(f"ditto: solver is {rule.solver!r}", 'use "joint" or "finetune"')
     if rule.choose not in ("fixed", "validation", "greedy"):
         raise EquipoiseError(f"ditto: choose is {rule.choose!r}", 'use "fixed", "validation" or "greedy"')
-    if not all(isfinite(c) and c >= 0 for c in rule.candidates):
-        raise EquipoiseError(f"ditto: candidates is {list(rule.candidates)}", "values of lam, each 0 or more")
+    each = all(map(not_negative, rule.candidates))
+    require(each, "ditto: candidates", list(rule.candidates), "values of lam, each 0 or more")
     unused = "strong" if rule.strong else "candidates" if rule.candidates else ""
     if unused and rule.choose == "fixed":
         hint = 'set choose = "validation" or "greedy", or set lam'

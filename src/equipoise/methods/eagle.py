@@ -24,7 +24,7 @@ does not name it; ours is for small experiments.
 """
 
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import sqrt
 from typing import Literal, get_args
 
 import torch
@@ -44,6 +44,7 @@ from equipoise.core import (
     Stop,
     WeightedMean,
 )
+from equipoise.errors import not_negative, require
 
 Scale = Literal["norm", "sqrt_k", "none"]
 _HUGE = 1e100  # gaps are cut here: squares of what a client may claim must not overflow
@@ -100,8 +101,7 @@ class GapWeights(ServerRule):
     per_client = True
 
     def __post_init__(self) -> None:
-        if not (self.lam >= 0 and isfinite(self.lam)):
-            raise EquipoiseError(f"eagle: lam is {self.lam}", "0 or more; 0 is FedAvg")
+        require(not_negative(self.lam), "eagle: lam", self.lam, "0 or more; 0 is FedAvg")
         if self.scale not in get_args(Scale):
             raise EquipoiseError(f"eagle: scale is {self.scale!r}", f"one of {', '.join(get_args(Scale))}")
 

@@ -41,6 +41,7 @@ from equipoise.core import (
     State,
     WeightedMean,
 )
+from equipoise.errors import not_negative, require
 
 _CONSTANT = 1e-5  # what differs by less between samples, relative to its size, is rounding
 
@@ -56,8 +57,7 @@ class FedCKA(ClientRule):
     objective: Objective = Mean()
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.mu) and self.mu >= 0):
-            raise EquipoiseError(f"fedcka: mu is {self.mu}", "0 or more; 0 is FedAvg")
+        require(not_negative(self.mu), "fedcka: mu", self.mu, "0 or more; 0 is FedAvg")
         if self.layers < 1:
             raise EquipoiseError(f"fedcka: layers is {self.layers}", "1 or more; the paper compares the first 2")
         if not (isfinite(self.temperature) and self.temperature > 0):

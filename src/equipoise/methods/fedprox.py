@@ -11,11 +11,11 @@ experiments, everyone runs the given number of epochs or steps.
 """
 
 from dataclasses import dataclass
-from math import inf
 
 from torch import Tensor
 
-from equipoise.core import At, ClientRule, EquipoiseError, Mean, Method, Objective, ServerRule, State, WeightedMean
+from equipoise.core import At, ClientRule, Mean, Method, Objective, ServerRule, State, WeightedMean
+from equipoise.errors import not_negative, require
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ class FedProx(ClientRule):
     objective: Objective = Mean()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mu < inf:
-            raise EquipoiseError(f"fedprox: mu is {self.mu}", "0 or more; 0 is FedAvg")
+        require(not_negative(self.mu), "fedprox: mu", self.mu, "0 or more; 0 is FedAvg")
 
     def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
         return at.descend(w, at.grad(w) + self.mu * (w - at.received)), state

@@ -33,7 +33,6 @@ mean at once when q = 0.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Literal
 
 import torch
@@ -52,6 +51,7 @@ from equipoise.core import (
     State,
     Stream,
 )
+from equipoise.errors import not_negative, require
 from equipoise.methods.ditto import Ditto
 from equipoise.objectives import NO_TILT, ClassTilted, check_tilt, tilted, tilts
 
@@ -187,8 +187,7 @@ def fedtilt(
     server: ServerRule | None = None,
 ) -> Method:
     """mu: strength of the pull on personal models, 0 or more; 0 is local training. `server` replaces the centre."""
-    if not (isfinite(mu) and mu >= 0):
-        raise EquipoiseError(f"fedtilt: mu is {mu}", "0 or more; 0 is local training")
+    require(not_negative(mu), "fedtilt: mu", mu, "0 or more; 0 is local training")
     check_tilt("fedtilt", "lam", lam)
     check_tilt("fedtilt", "tau", tau)
     centre = TiltedCentre(q, dist, normalise_dist, steps, eta3)

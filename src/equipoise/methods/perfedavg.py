@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import At, ClientRule, Mean, Method, Objective, Schedule, ServerRule, State, Stream, WeightedMean
-from equipoise.errors import require
+from equipoise.errors import not_negative, require
 from equipoise.methods._personal import Adapted
 
 Variant = Literal["hf", "fo"]
@@ -41,7 +41,7 @@ class PerFedAvg(ClientRule):
     objective: Objective = Mean()
 
     def __post_init__(self) -> None:
-        require(isfinite(self.alpha) and self.alpha >= 0, "perfedavg: alpha", self.alpha, "0 or more; 0 is FedAvg")
+        require(not_negative(self.alpha), "perfedavg: alpha", self.alpha, "0 or more; 0 is FedAvg")
         require(self.variant in get_args(Variant), "perfedavg: variant", self.variant, 'use "hf" or "fo"')
         require(isfinite(self.delta) and self.delta > 0, "perfedavg: delta", self.delta, "above 0, such as 1e-3")
         self.__dict__.update(batches=3 if self.variant == "hf" else 2)

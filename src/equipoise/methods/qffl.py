@@ -27,7 +27,8 @@ from torch import Tensor
 
 from equipoise.aggregators._distances import norms
 from equipoise.core import Cohort, Method
-from equipoise.methods._reweighting import HUGE, Reweighting, Variant, check_at_least, client, counted
+from equipoise.errors import not_negative, require
+from equipoise.methods._reweighting import HUGE, Reweighting, Variant, client, counted
 from equipoise.weighting import check_weights, shares
 
 _LEAST = 1e-10
@@ -41,7 +42,7 @@ class QFFL(Reweighting):
     weights: str = "uniform"
 
     def __post_init__(self) -> None:
-        check_at_least("qffl", "q", self.q, "0 or more; 0 is the plain mean")
+        require(not_negative(self.q), "qffl: q", self.q, "0 or more; 0 is the plain mean")
         check_weights("qffl", self.weights)
 
     def weigh(self, losses: Tensor, cohort: Cohort) -> tuple[Tensor, str]:

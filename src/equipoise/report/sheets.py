@@ -76,14 +76,20 @@ def headline(found: Findings) -> Sheet:
     )
     rough = "; ".join([remark for remark in remarks if remark][:3])
     where = words.under(first) + (", except the last column: each method's worst attack" * ("drop" in shown))
-    note = f"{where}. Small print: 95% interval{f' ({rough})' * bool(rough)}. "
-    return Sheet("headline", "The short answer, in numbers", note + _BOLD, tuple(columns), _with_best(rows, shown, 1))
+    note = f"{where}. Small print: 95% interval{f' ({rough})' * bool(rough)}. {_BOLD}{_missing(found)}"
+    return Sheet("headline", "The short answer, in numbers", note, tuple(columns), _with_best(rows, shown, 1))
 
 
 _BOLD = (
     "Bold: the best of its column; it need not be a real difference, and to be even or steady at a low accuracy is no "
     "merit."
 )
+
+
+def _missing(found: Findings) -> str:
+    """In which situations there is no number of clients, and why."""
+    why = [(words.under(attack), found.data.why_empty(attack)) for attack in found.attacks]
+    return "".join(f" {where} there are no numbers: {reason}." for where, reason in why if reason)
 
 
 def _headline_cell(found: Findings, method: str, attack: str, measure: str) -> Cell:
@@ -122,7 +128,7 @@ def _notion(found: Findings, notion: str) -> Sheet | None:
         ]
         rows += _with_best(block, shown, 2)
     title = NOTION_TITLES[notion]
-    note = "; ".join(f"{MEASURES[n].label}: {MEASURES[n].words}" for n in shown) + ". " + _BOLD
+    note = "; ".join(f"{MEASURES[n].label}: {MEASURES[n].words}" for n in shown) + ". " + _BOLD + _missing(found)
     return Sheet(notion.replace(" ", "_"), title, note[0].upper() + note[1:], columns, tuple(rows))
 
 

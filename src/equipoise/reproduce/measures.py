@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import numpy as np
 from equipoise import files, metrics
 from equipoise.conflicts import conflict_names
 from equipoise.core import Stop
-from equipoise.errors import EquipoiseError, nearest
+from equipoise.course import LATE
+from equipoise.errors import nearest, require
 from equipoise.experiment import Experiment
 from equipoise.layout import Layout
 from equipoise.modules import adapt, weights
@@ -171,6 +173,14 @@ MEASURES: dict[str, Callable[[Finished], float]] = {
 }
 
 
+_SUMMARY = tuple(metrics.summary([], []))
+NAMES = frozenset(
+    {*MEASURES, *_SUMMARY, *(f"{name}_last_tenth" for name in LATE), "attack_success", "round", "rounds"}
+    | {"_".join(parts) for parts in product(("validation", "test"), ("global", "personal"), _SUMMARY)}
+)
+"""All that a table may ask for: `MEASURES`, and the numbers that a run's summary may have."""
+
+
 def needs_optima(names: Sequence[str]) -> bool:
     """Whether any of these measures compares with what clients reach alone."""
     return any(name in _GROUPS["gaps"] or name.startswith("gap_of_") for name in names)
@@ -188,9 +198,8 @@ def measure(run: Finished, names: Sequence[str]) -> dict[str, float | None]:
         summary |= {name.removeprefix("test_global_"): value for name, value in summary.items()}
     out: dict[str, float | None] = {}
     for name in names:
-        if name not in MEASURES and name not in summary:
-            raise EquipoiseError(f"a run has no measure {name!r}", nearest(name, {*MEASURES, *summary}))
-        value = MEASURES[name](run) if name in MEASURES else summary[name]
+        require(name in NAMES, "a measure", name, nearest(name, NAMES))
+        value = MEASURES[name](run) if name in MEASURES else summary.get(name)
         out[name] = None if value is None or value != value else float(value)
     return out
 

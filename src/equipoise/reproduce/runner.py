@@ -23,9 +23,12 @@ from equipoise import config as configs
 from equipoise import experiment, files
 from equipoise.audit.engines import Engine, Job, Local
 from equipoise.audit.runner import Step, built, execute_all
+from equipoise.config.parts import Table as Params
+from equipoise.config.parts import section
 from equipoise.core import Stop
 from equipoise.engine.run import pick_device
-from equipoise.errors import EquipoiseError
+from equipoise.engine.settings import Run
+from equipoise.errors import EquipoiseError, require
 from equipoise.reproduce.measures import (
     Finished,
     measure,
@@ -36,7 +39,7 @@ from equipoise.reproduce.measures import (
     validated,
 )
 from equipoise.reproduce.record import Entry, Record, final, leave, trial
-from equipoise.reproduce.tables import Cell, Table
+from equipoise.reproduce.tables import Cell, Table, with_rounds
 from equipoise.results import Result
 from equipoise.standalone import ExtraEpoch
 
@@ -60,11 +63,16 @@ class Wanted:
     equal length."""
 
     def __post_init__(self) -> None:
+        raw: Params = {}
         for change in self.sets:
-            configs.override({}, change)  # which says what is wrong with its form
+            configs.override(raw, change)  # which says what is wrong with its form
             if change.split("=")[0].strip() not in _HOW:
                 hint = f"only {', '.join(_HOW)} may be set; for all else change a copy of the table"
                 raise EquipoiseError(f"--set {change} would make another table of it", hint)
+        section(Run, raw.get("run", {}), "--set run")
+        for share in self.also:
+            below = f"below --scale, {self.scale:g}: it is measured on the way there"
+            require(share < self.scale, "--also", share, below)
 
     def cells(self, table: Table) -> Iterable[Cell]:
         """The table's cells that are wanted; with seeds of one's own, every row has these."""
@@ -130,12 +138,12 @@ def _trials(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
             if record.has(head):
                 continue
             sets = [f"data.validation={choose.validation}", "run.splits=validation", "run.eval_every=0"]
+            config = replace(cell, seed=choose.seed).config(tried, wanted.scale, [*sets, *wanted.sets])
             if choose.rounds is not None:
-                sets.append(f"train.rounds={max(1, round(choose.rounds * wanted.scale))}")
-            text = configs.dump(replace(cell, seed=choose.seed).config(tried, wanted.scale, [*sets, *wanted.sets]))
+                config = with_rounds(config, choose.rounds * wanted.scale)
             name = f"{table.name} {cell.row} {cell.column} choice {i + 1} of {len(cell.grid)}"
             wants = Wants((choose.by,), cell, out / "alone")
-            same.setdefault((text, cell.extra_epoch, cell.model), (name, wants, []))[2].append(head)
+            same.setdefault((configs.dump(config), cell.extra_epoch, cell.model), (name, wants, []))[2].append(head)
     for (run, _, _), (name, wants, heads) in same.items():
         yield name, partial(_try, run, wants, heads, record.inbox)
 
@@ -171,7 +179,7 @@ def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
         ends = cell.extra_epoch or config.make_method().client.finish() is not None  # which does not go on after that
         alike = configs.dump(replace(config, train=replace(config.train, rounds=0)))
         runs = same.setdefault((alike, cell.model, (cell.row, cell.column) if ends else None), [])
-        smaller = [s for s in wanted.also if s < wanted.scale] if len(cell.grid) == 1 and not ends else []
+        smaller = wanted.also if len(cell.grid) == 1 and not ends else ()
         how = {"set": [*wanted.sets]} if wanted.sets else {}
         for share in (wanted.scale, *smaller):
             entry = {**final(cell, share), "chosen": chosen, **how}

@@ -32,6 +32,8 @@ alone. The published numbers stand in `published.toml` beside the tables, in the
 
     [table1.pat2]
     fedavg = [0.838, 0.135]
+
+A section [participants] there is for what a paper's numbers were worked out from; nothing reads it.
 """
 
 from __future__ import annotations
@@ -40,14 +42,16 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from equipoise import config as configs
+from equipoise.config.checks import require_tests
 from equipoise.config.parts import Table as Params
-from equipoise.config.parts import section
+from equipoise.config.parts import section, shown
 from equipoise.errors import EquipoiseError, nearest, require
+from equipoise.reproduce.checks import check, check_run, published
 
 _STRICT = {"extra": "forbid", "strict": True}
 
@@ -57,7 +61,9 @@ class Column:
     """A scenario."""
 
     title: str
+    """As the page calls it."""
     set: dict[str, Any] = field(default_factory=dict)
+    """What it sets over the run's sections: `set.data.partition = { kind = "iid" }`."""
     __pydantic_config__ = _STRICT
 
 
@@ -66,12 +72,15 @@ class Row:
     """A method."""
 
     title: str
+    """As the page calls it."""
     set: dict[str, Any] = field(default_factory=dict)
+    """What it sets over the run's sections and the column's: `set.method = { name = "fedavg" }`."""
     at: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What it sets in one column, by the column's name."""
     grid: dict[str, list[Any]] = field(default_factory=dict)
     """Values to choose from on validation data, by full key; goes over the table's grid."""
     seeds: list[int] | None = None
+    """Left out: the table's."""
     columns: list[str] | None = None
     """Left out: all."""
     extra_epoch: bool = False
@@ -86,12 +95,19 @@ class Choose:
     """How a grid is decided: by the best `by` on validation samples, which the final runs train on."""
 
     validation: float = 0.1
+    """The share of the training samples that a choice is made on."""
     rounds: int | None = None
+    """How many rounds a trial has; left out: as many as the run."""
     by: Literal["accuracy_mean", "worst_10", "accuracy_min"] = "accuracy_mean"
     """What is to be high."""
     seed: int = 1000
     """A seed of its own, so that no reported run decided anything."""
     __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        require(0 < self.validation < 1, "choose.validation", self.validation, "a share above 0, below 1")
+        require(self.rounds is None or self.rounds >= 1, "choose.rounds", self.rounds, "1 or more, or leave it out")
+        require(0 <= self.seed < 2**63, "choose.seed", self.seed, "0 or more, below 2^63")
 
 
 @dataclass(frozen=True)
@@ -99,14 +115,19 @@ class Claim:
     """An inequality that the paper states: in every column, `measure` of one row is less (or more) than others'."""
 
     says: str
+    """The claim in words."""
     measure: str
+    """Which of the table's measures it is about."""
     less: str | None = None
+    """The row that is to have less than the others."""
     more: str | None = None
+    """The row that is to have more; one of the two is given."""
     than: list[str] | float | None = None
     """Rows, or a number; left out: all other rows."""
     by: float = 0.0
     """At least by so much; below 0: it may be so much worse."""
     columns: list[str] | None = None
+    """Left out: all."""
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:
@@ -119,16 +140,27 @@ class Head:
     """A table's file, but for the run's sections, which `configs` reads."""
 
     title: str
+    """At the top of the table's page."""
     source: str
+    """Where the table was published."""
     measures: list[str]
+    """What is measured: numbers of a run's summary, or those of `reproduce/measures.py`."""
     rows: dict[str, Row]
+    """The methods, by name."""
     columns: dict[str, Column]
+    """The scenarios, by name."""
     within: dict[str, float] = field(default_factory=dict)
+    """As near as this to the published number agrees with it, by measure; left out: no marks."""
     seeds: list[int] = field(default_factory=lambda: [0])
+    """The seeds of every row that has none of its own."""
     grid: dict[str, list[Any]] = field(default_factory=dict)
+    """Values to choose from on validation data, by full key, for all rows and columns."""
     choose: Choose = Choose()
+    """How a grid is decided."""
     remarks: list[str] = field(default_factory=list)
+    """What the paper leaves open, and what was chosen."""
     claims: list[Claim] = field(default_factory=list)
+    """What the paper says of the numbers."""
     __pydantic_config__ = _STRICT
 
 
@@ -155,16 +187,20 @@ class Cell:
     def config(self, chosen: Params | None = None, rounds: float = 1.0, sets: Sequence[str] = ()) -> configs.Config:
         """The run, for a choice out of the grid, with a share of its rounds."""
         spec = merged(self.spec, {"run": {"seed": self.seed}})
-        for key, value in (chosen or {}).items():
-            put(spec, key, value)
-        train = spec.setdefault("train", {})
-        train["rounds"] = max(1, round(train.get("rounds", 50) * rounds))
-        for change in sets:
-            configs.override(spec, change)
         try:
-            return configs.resolve(spec)
+            for key, value in (chosen or {}).items():
+                configs.put(spec, key.split("."), value, f"grid: {key}")
+            for change in sets:
+                configs.override(spec, change)
+            config = configs.resolve(spec)
+            return with_rounds(config, config.train.rounds * rounds)
         except EquipoiseError as error:
             raise EquipoiseError(f"{self.row} in {self.column}: {error.message}", error.hint) from error
+
+
+def with_rounds(config: configs.Config, rounds: float) -> configs.Config:
+    """The run with so many rounds, at least one."""
+    return replace(config, train=replace(config.train, rounds=max(1, round(rounds))))
 
 
 @dataclass(frozen=True)
@@ -215,39 +251,22 @@ def matching(wanted: Sequence[str], folder: Path) -> list[str]:
 
 
 def load(name: str, folder: Path) -> Table:
-    """Read and check a table; every cell is resolved, so that nothing wrong waits until its turn."""
+    """Read and check a table; every run that it may come to is resolved, so that nothing wrong waits for its turn."""
     path = folder / f"{name}.toml"
     try:
         raw = configs.parse(configs.read_text(path))
         run = raw.pop("run", {})
-        head: Head = section(Head, raw, "table")
-        _check(head)
-        table = Table(name, head, tuple(_cells(head, run)), _published(head, path))
-        for cell in table.cells:
-            cell.config(cell.grid[0])
+        if not isinstance(run, dict):
+            raise EquipoiseError(f"run is {shown(run)}", "the run's sections: [run.data], [run.model], ...")
+        head: Head = section(Head, raw, "")
+        check(head)
+        table = Table(name, head, tuple(_cells(head, run)), published(head, path))
+        for cell in {cell.key: cell for cell in table.cells}.values():  # seeds change nothing about what is right
+            for tried in cell.grid:
+                require_tests(cell.config(tried), "a table")
         return table
     except EquipoiseError as error:
         raise EquipoiseError(f"{path}: {error.message}", error.hint) from error
-
-
-def _check(head: Head) -> None:
-    for row in head.rows.values():
-        for column in (*(row.columns or ()), *row.at):
-            _known(column, head.columns, f"rows: {row.title}: column")
-    for claim in head.claims:
-        others = claim.than if isinstance(claim.than, list) else []
-        for name in (claim.less or claim.more or "", *others):
-            _known(name, head.rows, f"claim {claim.says!r}: row")
-        for name in claim.columns or ():
-            _known(name, head.columns, f"claim {claim.says!r}: column")
-        _known(claim.measure, head.measures, f"claim {claim.says!r}: measure")
-    for name in head.within:
-        _known(name, head.measures, "within")
-
-
-def _known(name: str, names: Sequence[str] | Mapping[str, Any], where: str) -> None:
-    if name not in names:
-        raise EquipoiseError(f"{where} {name!r} is not in the table", nearest(name, names))
 
 
 def _cells(head: Head, run: Params) -> list[Cell]:
@@ -257,6 +276,7 @@ def _cells(head: Head, run: Params) -> list[Cell]:
         choices = tuple(dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
         for column_name in row.columns or head.columns:
             spec = merged(run, head.columns[column_name].set, row.set, row.at.get(column_name, {}))
+            check_run(spec, f"{row_name} in {column_name}")
             for seed in row.seeds if row.seeds is not None else head.seeds:
                 cells.append(Cell(row_name, column_name, seed, spec, choices, row.extra_epoch, row.model))
     return cells
@@ -271,27 +291,3 @@ def merged(first: Params, *others: Params) -> Params:
             over = isinstance(value, dict) and isinstance(old, dict) and not {"name", "kind"} & set(value)
             out[key] = merged(old, value) if over else merged(value) if isinstance(value, dict) else value  # type: ignore[arg-type]
     return out
-
-
-def put(spec: Params, key: str, value: Any) -> None:
-    """Set a value by its full key, such as "train.lr"."""
-    *path, last = key.split(".")
-    for name in path:
-        spec = spec.setdefault(name, {})
-    spec[last] = value
-
-
-def _published(head: Head, path: Path) -> dict[tuple[str, str], dict[str, float]]:
-    beside = path.parent / "published.toml"
-    raw = configs.parse(configs.read_text(beside)).get(path.stem, {}) if beside.is_file() else {}
-    found = {}
-    for column, rows in raw.items():
-        _known(column, head.columns, f"{beside.name}: {path.stem}: column")
-        for row, values in rows.items():
-            _known(row, head.rows, f"{beside.name}: {path.stem}.{column}: row")
-            if not isinstance(values, list) or len(values) > len(head.measures):
-                told = f"{beside.name}: {path.stem}.{column}.{row} is {values}"
-                raise EquipoiseError(told, f"a list of numbers, in the order of {head.measures}")
-            pairs = zip(head.measures, map(float, values), strict=False)
-            found[row, column] = {m: v for m, v in pairs if v == v}
-    return found

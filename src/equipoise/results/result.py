@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from equipoise import files
+from equipoise import files, metrics
+from equipoise.errors import EquipoiseError
 from equipoise.layout import Layout
 from equipoise.results.rows import Rows, table_of
 from equipoise.results.table import Table
 
 State = Literal["running", "interrupted", "finished", "failed"]
+_UNTESTED = 'nobody was tested: there are no test samples (data.test), or run.splits is "validation"'
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,11 +42,22 @@ class Result:
     def served(self, model: str = "personal") -> Table:
         """The final test rows of the models that clients use, or of the "global" one where there are both."""
         test = self.clients.filter(split="test")
+        if not len(test):
+            raise EquipoiseError(f"{self.path or 'this run'}: {_UNTESTED}", "give clients test samples")
         last = test.filter(round=int(test["round"].max()))
         return last.filter(model=model if model in set(last["model"]) else "global")
 
+    @property
+    def why_empty(self) -> str:
+        """Why the summary has no measures of clients, if it has none."""
+        if not len(self.clients.filter(split="test")):
+            return _UNTESTED
+        last = self.served()
+        return metrics.why_nobody(last["n"], last["malicious"])
+
     def __repr__(self) -> str:
-        note = f"; {self.note}" if self.note else ""
+        why = self.note or self.why_empty
+        note = f"; {why}" if why else ""
         return f"Result({self.path or 'in memory'}: {len(self.rounds)} rounds, {len(self.clients)} client rows{note})"
 
 

@@ -1,0 +1,170 @@
+"""Parts of one's own, on every command that may meet them; each command is a process of its own, and knows nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from equipoise import registry
+from equipoise.cli import app
+
+DOC = '"""In one line.\n\nNobody, 2026.\n\n    a = b\n\nDepartures: none.\n"""\nfrom dataclasses import dataclass\n'
+PARTS = {
+    "lazy.py": DOC
+    + """from equipoise.core import SGD, Method, ServerRule, WeightedMean
+
+def lazy(server: ServerRule = WeightedMean()) -> Method:
+    return Method("lazy", SGD(), server)
+""",
+    "half.py": DOC
+    + """from equipoise.core import Aggregator
+
+@dataclass(frozen=True)
+class Half(Aggregator):
+    by: float = 2.0
+
+    def combine(self, cohort):
+        return cohort.updates.mean(0) / self.by
+""",
+    "same.py": DOC
+    + """from equipoise.core import Filter
+
+@dataclass(frozen=True)
+class Same(Filter):
+    def __call__(self, cohort):
+        return cohort, {}
+""",
+    "mute.py": DOC
+    + """from equipoise.threat import Attack
+
+@dataclass(frozen=True, kw_only=True)
+class Mute(Attack):
+    left: float = 0.0
+
+    def corrupt(self, seen):
+        return self.left * seen.own
+""",
+}
+OWN = [word for name in PARTS for word in ("--own", name)]
+RUN = """
+[data]
+dataset = "digits"
+clients = 6
+validation = 0.2
+[model]
+kind = "linear"
+[train]
+rounds = 2
+steps = 2
+lr = 0.1
+"""
+METHOD = '{ name = "lazy", server = { name = "half", by = 3.0 }, filters = [{ name = "same" }] }'
+CONFIG = f'method = {METHOD}\nattack = {{ name = "mute", fraction = 0.5 }}\n{RUN}'
+AUDIT = f"""
+[audit]
+methods = ["fedavg", {METHOD}]
+attacks = ["none", {{ name = "mute", fraction = 0.5 }}]
+alone_epochs = 2
+{RUN}
+"""
+TABLE = f"""
+title = "Ours"
+source = "nobody"
+measures = ["accuracy_mean"]
+{RUN.replace("[", "[run.")}
+[columns.all]
+title = "all"
+[rows.lazy]
+title = "lazy"
+set.method = {METHOD}
+"""
+
+
+def equipoise(*args: str) -> Any:
+    registry._OWN.clear()
+    return CliRunner().invoke(app, list(args))
+
+
+def done(*args: str) -> Any:
+    told = equipoise(*args)
+    assert told.exit_code == 0, told.output
+    return told
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {**PARTS, "run.toml": CONFIG, "audit.toml": AUDIT}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "tables" / "us").mkdir(parents=True)
+    (tmp_path / "tables" / "us" / "ours.toml").write_text(TABLE)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_kind_of_part_is_checked(name: str) -> None:
+    assert f"{name.removesuffix('.py')} keeps the contract" in done("check", name).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad", "told"),
+    [
+        ("half.py", "cohort.updates.mean(0)", "cohort.updates.mul_(2).mean(0)", "updates was changed in place"),
+        ("mute.py", "self.left * seen.own", "seen.own.mul_(self.left)", "own was changed in place"),
+        ("mute.py", "frozen=True, kw_only=True", "kw_only=True", "cannot inherit non-frozen"),
+        ("same.py", "return cohort, {}", "cohort.updates.zero_(); return cohort, {}", "updates was changed in place"),
+        ("same.py", "@dataclass(frozen=True)\n", "", "Same is not a dataclass"),
+        ("mute.py", "Departures: none.", "", "the docstring has no departures"),
+    ],
+)
+def test_a_part_that_breaks_a_promise_is_told_which(name: str, good: str, bad: str, told: str) -> None:
+    Path(name).write_text(PARTS[name].replace(good, bad))
+    found = equipoise("check", name)
+    assert found.exit_code == 2, found.output
+    assert told in found.output
+
+
+def test_a_run_takes_parts_of_ones_own_and_is_resumed_with_them() -> None:
+    summary = json.loads(done("run", "run.toml", "--out", "mine", "-q", "--json", *OWN).stdout)
+    assert (summary["method"], summary["attack"]) == ("lazy", "mute")
+    refused = equipoise("resume", "mine")
+    assert refused.exit_code == 2 and "which is not known" in refused.stderr
+    done("resume", "mine", "-q", *OWN)
+    done("report", "mine", "--out", "page.html", *OWN)
+    assert "lazy" in done("compare", "mine").stdout
+
+
+def test_an_audit_is_run_in_processes_reported_and_asked_with_them() -> None:
+    rows = json.loads(done("audit", "audit.toml", "--workers", "2", "-q", "--json", *OWN).stdout)
+    assert {(row["method"], row["attack"], row["runs"]) for row in rows} == {
+        (method, attack, 1) for method in ("fedavg", "lazy") for attack in ("none", "mute")
+    }
+    for command in (["report", "runs/audit", "--format", "csv"], ["advise", "runs/audit", "--json"]):
+        refused = equipoise(*command)
+        assert refused.exit_code == 2 and "which is not known" in refused.stderr
+        done(*command, *OWN)
+
+
+def test_a_sweep_takes_them() -> None:
+    told = done("sweep", "run.toml", "--set", "train.lr=[0.1, 0.2]", "--workers", "1", "-q", "--json", *OWN)
+    assert set(json.loads(told.stdout)["chosen"]) == {"train.lr"}
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_table_of_ones_own_takes_them(workers: str) -> None:
+    told = done("reproduce", "us/ours", "--experiments", "tables", "--out", "kept", "--workers", workers, "-q", *OWN)
+    assert "lazy" in told.stdout and "failed" not in told.stderr
+    assert (
+        done("reproduce", "us/ours", "--experiments", "tables", "--out", "kept", "--show", *OWN).stdout == told.stdout
+    )
+    assert equipoise("reproduce", "us/ours", "--experiments", "tables", "--out", "kept", "--show").exit_code == 2
+
+
+def test_a_file_that_holds_no_part_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "none.py").write_text("x = 1\n")
+    for command in (["run", "run.toml"], ["audit", "audit.toml"], ["advise", "runs/audit"], ["reproduce", "us/ours"]):
+        refused = equipoise(*command, "--own", "none.py")
+        assert refused.exit_code == 2
+        assert "no method or server rule or filter or attack called 'none'" in refused.stderr
+    assert not (tmp_path / "runs").exists()
