@@ -12,6 +12,7 @@ def test_a_rule_put_into_a_method_is_on_its_card() -> None:
     assert "server rule in place of its own, multi-krum:\n" in card.equation
     assert "filter in front of the rule, clip:\n" in card.equation
     assert "multi-krum: " in card.departures and plain.departures in card.departures
+    assert "Blanchard" in card.reference and plain.reference in card.reference
     assert card.parameters == {"server": {"name": "multi-krum", "f": 1}, "filters": ["clip"]}
 
 

@@ -26,9 +26,11 @@ def attack_card(label: str, table: Params | None) -> Card:
 def _card(entry: Entry, label: str, table: Params, robust: bool = False) -> Card:
     doc, inside = entry.doc, list(_inside(table))
     equations = [doc.equation, *(f"{what}, {e.name}:\n{e.doc.equation}" for what, e in inside if e.doc.equation)]
+    references = [doc.reference, *(e.doc.reference for _, e in inside if e.doc.reference)]
     departures = [doc.departures, *(f"{e.name}: {e.doc.departures}" for _, e in inside if e.doc.departures)]
     told = {k: v for k, v in table.items() if k != "name"}
-    return Card(label, doc.summary, doc.reference, "\n\n".join(equations), " ".join(departures), told, robust)
+    words = doc.summary, "; ".join(references), "\n\n".join(equations), " ".join(departures)
+    return Card(label, *words, told, robust)
 
 
 def _inside(table: Params) -> Iterator[tuple[str, Entry]]:
