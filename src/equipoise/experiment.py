@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from equipoise import config as configs
-from equipoise import models, tracking
-from equipoise.config.parts import section
+from equipoise import models, registry, tracking
+from equipoise.config.parts import arguments, section
 from equipoise.core import Method, Stop
 from equipoise.course import Course
 from equipoise.course import Interrupted as Interrupted
@@ -48,10 +48,7 @@ class Experiment:
 def build(config: configs.Config, federation: Federation | None = None) -> Experiment:
     """Load the data (unless it is given), split it, make the model: what can fail before the first round fails here."""
     federation = federation or make_federation(config.data, config.run.seed)
-    stream = Stream(config.run.seed).child("init")
-    shape = tuple(federation.data.x.shape[1:])
-    params = dict(config.model.params)
-    module = models.build(config.model.name, shape, federation.data.classes, stream, **params)
+    module = _model(config.model.name, config.model.params, federation, config.run.seed)
     method, attack = config.make_method(), config.make_attack()
     scenario = Scenario(federation, module, config.train, config.participation, config.admission, attack)
     labels = {
@@ -61,6 +58,21 @@ def build(config: configs.Config, federation: Federation | None = None) -> Exper
         "seed": config.run.seed,
     }
     return Experiment(scenario, method, config.run, configs.dump(config), labels)
+
+
+def _model(kind: str, params: Mapping[str, Any], federation: Federation, seed: int) -> nn.Module:
+    """One of Equipoise's models, or one whose file was loaded before."""
+    shape, classes = tuple(federation.data.x.shape[1:]), federation.data.classes
+    stream = Stream(seed).child("init")
+    own = {} if kind in models.MODELS else registry.entries("models")
+    if kind not in own:
+        return models.build(kind, shape, classes, stream, **params)
+    _, given = arguments(own[kind].parameters, params, "model")
+    with registry.blaming(f"model {kind}"):
+        made = models.drawn(own[kind].make, shape, classes, stream, given)
+    if not isinstance(made, nn.Module):
+        raise EquipoiseError(f"model {kind} is a {type(made).__name__}", "its function must return an nn.Module")
+    return made
 
 
 def make_federation(data: configs.Data, seed: int) -> Federation:
@@ -113,9 +125,7 @@ def run(
     method, chosen = method or Method(), made[Run]
     if not isinstance(model, nn.Module):
         spec = {"kind": model} if isinstance(model, str) else dict(model)
-        shape = tuple(federation.data.x.shape[1:])
-        stream = Stream(chosen.seed).child("init")
-        model = models.build(spec.pop("kind"), shape, federation.data.classes, stream, **spec)
+        model = _model(spec.pop("kind"), spec, federation, chosen.seed)
     scenario = Scenario(federation, model, made[Train], made[Participation], admission or Admission(), attack)
     labels = {
         "method": method.name,

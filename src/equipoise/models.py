@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, product
 
@@ -325,8 +325,8 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
 def build(kind: str, shape: Shape, classes: int, stream: Stream, **params: object) -> nn.Module:
     """The model `kind` for samples of `shape`, in PyTorch's default initialisation drawn from `stream`.
 
-    The global generator is left as it was. classes = 0 is a regression, with one output unless `outputs` says more;
-    `outputs = 1` is also what a hinge loss on two classes needs.
+    classes = 0 is a regression, with one output unless `outputs` says more; `outputs = 1` is also what a hinge loss on
+    two classes needs.
     """
     if kind not in MODELS:
         raise EquipoiseError(f"model: kind is {kind!r}", nearest(kind, MODELS))
@@ -339,7 +339,14 @@ def build(kind: str, shape: Shape, classes: int, stream: Stream, **params: objec
     for name, p in known.items():
         if p.default is p.empty and name not in params:
             raise EquipoiseError(f"model {kind}: {name} is not given", f"{_RULES[name][1]}; it has no default")
+    return drawn(MODELS[kind], shape, classes, stream, params)
+
+
+def drawn(
+    make: Callable[..., nn.Module], shape: Shape, classes: int, stream: Stream, params: Mapping[str, object]
+) -> nn.Module:
+    """What `make` builds, its random numbers drawn from `stream`; the global generator is left as it was."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # torch.manual_seed would also seed every GPU's generator.
         torch.default_generator.manual_seed(stream.torch().initial_seed())
-        return MODELS[kind](tuple(shape), classes, **params)
+        return make(tuple(shape), classes, **params)

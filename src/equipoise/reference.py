@@ -1,8 +1,10 @@
 """The reference: every key that a file can have, and every part that it can name, from what decides them.
 
 A key's type and default are those of its dataclass field; what it means is the text below the field, and its range the
-hint of the `require` that checks it. A part says itself what it is. `equipoise keys --markdown` and `equipoise list
---markdown` print the pages docs/reference/config.md and docs/reference/parts.md; a test compares them.
+hint of the `require` that checks it. A part says itself what it is, and what its settings mean: below the field, or in
+the docstring of its class or function, as "mu: strength of the pull, 0 or more. low, high: ..."; `_COMMON` has those
+that mean the same in many parts. `equipoise keys --markdown` and `equipoise list --markdown` print the pages
+docs/reference/config.md and docs/reference/parts.md; a test compares them.
 """
 
 from __future__ import annotations
@@ -169,41 +171,62 @@ def _ranges(kind: type[Any], section: str) -> dict[str, str]:
 def settings(entry: Entry) -> list[Key]:
     """What can be set of a part."""
     said = _of_settings(entry)
+    meanings = [said.get(p.name) or _common(entry, p.name) for p in entry.parameters]
     return [
-        Key(entry.name, p.name, _takes(p.type), _written(plain(p.default), p.required), said.get(p.name, ""))
-        for p in entry.parameters
+        Key(entry.name, p.name, _takes(p.type), _written(plain(p.default), p.required), meaning)
+        for p, meaning in zip(entry.parameters, meanings, strict=True)
     ]
 
 
-def words(entry: Entry) -> list[str]:
-    """What the classes of a part's module say of their parameters."""
+def lines(keys: Sequence[Key], mark: str = "", quote: str = "") -> list[str]:
+    """A key in a line or more: its type, its default, what it means."""
+    told = [f"{mark}{quote}{key.name}{quote}: {key.told(quote)}. {key.meaning}".rstrip() for key in keys]
+    return [_wrapped(text, "  ") for text in told]
+
+
+def _docstrings(entry: Entry) -> list[str]:
+    """What the classes of a part's module, and a method's recipe, say of themselves."""
     module = inspect.getmodule(entry.make)
     if entry.kind not in registry.OWN or module is None:
         return []
     classes = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
     told = {c.__name__: inspect.getdoc(c) for c in classes if "__doc__" in vars(c)}
+    if not isinstance(entry.make, type):
+        told[entry.make.__name__] = inspect.getdoc(entry.make)
     return [f"{n}: {d}" for n, d in told.items() if d and not d.startswith(f"{n}(")]
 
 
 def _of_settings(entry: Entry) -> dict[str, str]:
-    """What the classes of a part say of each setting: "mu: strength of the pull, 0 or more. low, high: ..."."""
+    """What each setting of a part means, as far as the part says it."""
+    classes = inspect.getmro(entry.make) if isinstance(entry.make, type) else ()
+    ours = [c for c in classes if c.__module__.startswith("equipoise")]
+    below = {name: text for c in reversed(ours) for name, text in _said(c).items()}
+    inherited = [vars(c).get("__doc__") or "" for c in ours]
+    return _explained(entry, [*_docstrings(entry), *inherited, inspect.getdoc(entry.make) or ""]) | below
+
+
+def _explained(entry: Entry, texts: Sequence[str]) -> dict[str, str]:
+    """What texts say of a part's settings: "mu: strength of the pull, 0 or more. low, high: ..."."""
     found: dict[str, str] = {}
-    name = "|".join(re.escape(p.name) for p in entry.parameters) or "$"
-    several = re.compile(rf"(?:^|(?<=[.;] ))((?:{name})(?:, (?:{name}))*(?: \([^)]*\))?): ")
-    for text in (*(told.partition(": ")[2] for told in words(entry)), *_inherited(entry)):
-        _, *pairs = several.split(" ".join(text.split()))
+    for paragraph in (p for text in texts for p in text.split("\n\n")):
+        _, *pairs = _named(entry).split(" ".join(paragraph.split()))
         for names, told in zip(pairs[::2], pairs[1::2], strict=True):
-            alone = told[:1].upper() + told[1:].rstrip("; ")
-            for one in re.findall(rf"\b(?:{name})\b", names):
-                found.setdefault(one, alone if one == names else f"{names}: {told}".rstrip("; "))
+            alone = f"{told[:1].upper()}{told[1:].rstrip('.; ')}."
+            for one in names.partition(" (")[0].split(", "):
+                found.setdefault(one, alone if one == names else f"{names}: {told.rstrip('.; ')}.")
     return found
 
 
-def _inherited(entry: Entry) -> list[str]:
-    """What the classes say that a part's class is made of, but for the vocabulary."""
-    classes = inspect.getmro(entry.make) if isinstance(entry.make, type) else ()
-    near = [c for c in classes if c.__module__.startswith(("equipoise.attacks.", "equipoise.aggregators."))]
-    return [text for c in near if (text := vars(c).get("__doc__"))]
+def _named(entry: Entry) -> re.Pattern[str]:
+    """Settings of a part and a colon, where a sentence starts or a part of one, behind the name of a class or not."""
+    name = "|".join(re.escape(p.name) for p in entry.parameters) or "$"
+    return re.compile(rf"(?:^(?:\w+: )?|(?<=[.;] ))((?:{name})(?:, (?:{name}))*(?: \([^)]*\))?): ")
+
+
+def _common(entry: Entry, name: str) -> str:
+    """What a setting means that means the same in many parts; but in a file of the user's own only the user knows."""
+    known = {} if entry.make.__module__.startswith("equipoise_own_") else _COMMON.get(entry.kind, {})
+    return known.get(f"{entry.name}.{name}", known.get(name, ""))
 
 
 # ------------------------------------------------------------------------------------------------------- pages
@@ -252,13 +275,13 @@ def _part(entry: Entry, beside: Collection[str]) -> Iterator[str]:
     yield f"### {entry.name}"
     yield from (_wrapped(text) for text in (doc.summary, doc.reference) if text)
     yield from ([f"```\n{doc.equation}\n```"] if whole and doc.equation else [])
-    yield from ([_wrapped(doc.notes)] if whole and doc.notes else [])
+    notes = " ".join(text for text in doc.notes.split("\n\n") if not _named(entry).match(text))
+    yield from ([_wrapped(notes)] if whole and notes else [])
     yield from _listed([key for key in settings(entry) if key.name not in beside])
 
 
 def _listed(keys: Sequence[Key]) -> list[str]:
-    lines = [_wrapped(f"- `{key.name}`: {key.told('`')}. {key.meaning}", "  ") for key in keys]
-    return ["\n".join(lines)] if lines else []
+    return ["\n".join(lines(keys, "- ", "`"))] if keys else []
 
 
 def _made_by(command: str) -> str:
@@ -292,9 +315,7 @@ _PARTS = {
     "attack": """An attack, and its settings beside `name` ([parts.md](parts.md#attacks)); left out: nobody attacks. Who
     is malicious is said by exactly one of `fraction`, `count`, `clients` and `added`.""",
 }
-_SHOW = """\
-`equipoise show NAME` also has the equation, which explains settings that have no word of their own here, and where a
-part departs from its paper."""
+_SHOW = "`equipoise show NAME` also has the equation, and where a part departs from its paper."
 _KINDS: Mapping[Kind, str] = {
     "methods": '`[method] name = "..."`, with the settings beside it. A method is a client rule and a server rule.',
     "rules": """For the setting `server` of a method: `server = { name = "krum", f = 2 }`. A method's name stands for
@@ -305,6 +326,51 @@ _KINDS: Mapping[Kind, str] = {
     "datasets": '`[data] dataset = "..."`; settings stand in `options = { ... }`. `"folder:PATH"` is data of your own.',
     "models": '`[model] kind = "..."`, with the settings beside it.',
     "partitions": '`[data] partition = { kind = "..." }`, with the settings beside it.',
+}
+_WEIGHTS = (
+    'How much clients count to begin with: "uniform", all the same; "size", by their number of samples; "capped", '
+    "likewise, but none for more than the median one."
+)
+_COMMON: Mapping[str, Mapping[str, str]] = {
+    "methods": {
+        "base": "The method that trains the global model, client and server rule; left out: FedAvg.",
+        "server": "The rule that turns updates into a step; if given, in place of the method's own or its base's.",
+        "weights": _WEIGHTS,
+    },
+    "rules": {"weights": _WEIGHTS},
+    "attacks": {"label_noise": "Whether malicious clients train on wrong labels as well, as with label-noise."},
+    "datasets": {
+        "clients": "How many clients there are, 1 or more.",
+        "malicious": "How many clients, the last ones, are malicious.",
+        "tau": "How far the clients' true models lie apart, as a standard deviation, 0 or more.",
+        "tau_a": "The same of the malicious clients.",
+        "theta": "What the true models lie around.",
+        "sigma": "Standard deviation of the noise, 0 or more.",
+        "features": "How many numbers an input has, 1 or more.",
+        "test": "The share of a client's samples that it is tested on, from 0 up to (not including) 1.",
+        "validation": "The share of a client's samples that is kept for validation, from 0 up to (not including) 1.",
+        "vocabulary": "How many word numbers there are: padding, the unknown word and the most frequent words.",
+        "length": "How many words of a sentence count; shorter ones are padded at the end.",
+    },
+    "models": {
+        "outputs": "How many numbers it puts out; left out: one for each class, 1 for a regression.",
+        "bias": "Whether the layer adds a constant to each output.",
+        "hidden": "The sizes of the hidden linear layers; [] is none.",
+        "dropout": "The chance that an input of the i-th linear layer is dropped, each from 0 to below 1; [] is none.",
+        "channels": "How many channels each convolution puts out, and so how many convolutions there are.",
+        "kernel": 'The side of filters: one for all convolutions, or one for each; odd with padding "same".',
+        "padding": '"same": zeros around what a convolution sees, so that it keeps its size; "valid": none.',
+        "pool": "The side of the max-pool behind a convolution: one for all, or one for each; 1 is none.",
+        "activation": '"relu" or "tanh".',
+        "margin": "How many zeros are put around the image first, on every side.",
+        "standardise": "A mean and a deviation, by which the image is shifted and divided; [] leaves it as it is.",
+        "resnet.widths": "How many channels each stage has; all but the first halve the image.",
+        "blocks": "How many residual blocks each stage has.",
+        "vocabulary": "How many word numbers there are, the dataset's `vocabulary`.",
+        "dim": "How many numbers stand for a word.",
+        "filters": "How many filters there are of each width.",
+        "text-cnn.widths": "How many words a filter spans, one number for each kind of filter.",
+    },
 }
 _EXAMPLE = """
 [data]

@@ -37,6 +37,8 @@ REQUIRED: Any = inspect.Parameter.empty
 
 _PACKAGES = {"methods": "methods", "rules": "aggregators", "filters": "aggregators", "attacks": "attacks"}
 OWN: tuple[Kind, ...] = ("methods", "rules", "filters", "attacks")
+"""Kinds with a file for every part."""
+LOADABLE: tuple[Kind, ...] = (*OWN, "models")
 """What a file of the user's own may hold."""
 _BASES: Mapping[str, type] = {"rules": core.ServerRule, "filters": core.Filter, "attacks": Attack}
 _OWN: dict[str, dict[str, Entry]] = {}  # the user's own files, by kind; see `load_file`
@@ -232,10 +234,18 @@ def _part_in(module: types.ModuleType, stem: str, kind: Kind) -> Callable[..., A
     own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}
     if kind == "methods":
         recipe = own.get(stem)
-        return recipe if inspect.isfunction(recipe) else None
+        return recipe if inspect.isfunction(recipe) and not _builds_models(recipe) else None
+    if kind == "models":
+        builder = own.get(stem)
+        return builder if inspect.isfunction(builder) and _builds_models(builder) else None
     plain = stem.replace("_", "")
     base = _BASES[kind]
     return next((v for n, v in own.items() if n.lower() == plain and isinstance(v, type) and issubclass(v, base)), None)
+
+
+def _builds_models(function: Callable[..., Any]) -> bool:
+    """What a function takes first tells a model's builder from a method's recipe, both being functions."""
+    return list(inspect.signature(function).parameters)[:2] == ["shape", "classes"]
 
 
 # ------------------------------------------------------------------------------------------------ the user's own
@@ -244,17 +254,14 @@ def _part_in(module: types.ModuleType, stem: str, kind: Kind) -> Callable[..., A
 def load_file(path: Path, kind: Kind | None = None) -> Entry:
     """Import a file that the user named on the command line, and make its part known for the rest of the process.
 
-    `kind` is what it must be; left out, it may be a method, a server rule, a filter or an attack. It runs the file's
-    code. Only a user's own word may lead here, never a string from a config.
+    `kind` is what it must be; left out, it may be any of `LOADABLE`. It runs the file's code. Only a user's own word
+    may lead here, never a string from a config.
     """
-    kinds: tuple[Kind, ...] = (kind,) if kind else OWN
+    kinds: tuple[Kind, ...] = (kind,) if kind else LOADABLE
     stem, what = path.stem.replace("-", "_"), " or ".join(SINGULAR[k] for k in kinds)
     if not path.is_file() or path.suffix != ".py":
         raise EquipoiseError(f"{path}: not a Python file", f"give the path of a .py file with a {what}")
-    if known := [SINGULAR[k] for k in kinds if _kebab(stem) in _built_in(k)]:
-        told = f"{path}: {known[0]} {_kebab(stem)!r} is already there"
-        raise EquipoiseError(told, "give the file, and what is in it, another name")
-    with _blaming(path):
+    with blaming(path):
         module = _import(path, f"equipoise_own_{kind or 'part'}_{stem}")
         made = {k: make for k in kinds if (make := _part_in(module, stem, k))}
         if not made:
@@ -263,24 +270,32 @@ def load_file(path: Path, kind: Kind | None = None) -> Entry:
             hint = f"the file must have {' or '.join(wanted)}"
             raise EquipoiseError(f"{path}: no {what} called {stem!r}, only {found}", hint)
         home, make = next(iter(made.items()))
-        entry = Entry.of(_kebab(stem), home, make, module.__doc__)
+        _require_new(path, _kebab(stem), (home,) if kind or home == "models" else OWN)
+        entry = Entry.of(_kebab(stem), home, make, module.__doc__ or make.__doc__, skip=2 if home == "models" else 0)
     _OWN.setdefault(home, {})[entry.name] = entry
     return entry
 
 
+def _require_new(path: Path, name: str, kinds: Sequence[Kind]) -> None:
+    if known := [SINGULAR[k] for k in kinds if name in _built_in(k)]:
+        told = f"{path}: {known[0]} {name!r} is already there"
+        raise EquipoiseError(told, "give the file, and what is in it, another name")
+
+
 def _form(kind: Kind, stem: str) -> str:
-    return f"def {stem}(...) -> Method" if kind == "methods" else f"a class {stem.title().replace('_', '')}"
+    functions = {"methods": f"def {stem}(...) -> Method", "models": f"def {stem}(shape, classes, ...) -> nn.Module"}
+    return functions.get(kind, f"a class {stem.title().replace('_', '')}")
 
 
 @contextmanager
-def _blaming(path: Path) -> Iterator[None]:
-    """Whatever a user's file raises is told as an error in that file."""
+def blaming(where: object) -> Iterator[None]:
+    """Whatever a user's code raises is told as an error in it: `where` is its file, or what it was to make."""
     try:
         yield
     except EquipoiseError:
         raise
     except Exception as error:
-        told = f"{path}: {type(error).__name__}: {error}"
+        told = f"{where}: {type(error).__name__}: {error}"
         raise EquipoiseError(told, "the file cannot be used as it is; -v shows where it fails") from error
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from equipoise import registry
+from equipoise import reference, registry
 from equipoise.cli import app
 from equipoise.cli.parts import show
 from equipoise.cli.terminal import guarded, progress
@@ -350,7 +350,9 @@ def test_show_tells_paper_equation_parameters_and_departures() -> None:
     for found in ("MLSys 2020", "mu (w_k - w)", "mu: a number; default 0.1", "Departures"):
         assert found in text
     facts = json.loads(equipoise("show", "fedprox", "--json").stdout)
-    assert facts[0]["parameters"][0] == {"name": "mu", "type": "a number", "required": False, "default": 0.1}
+    mu = facts[0]["parameters"][0]
+    assert mu.pop("meaning") and mu == {"name": "mu", "type": "a number", "required": False, "default": 0.1}
+    assert all(f"{key.name}: {key.told()}" in text for key in reference.settings(registry.get("methods", "fedprox")))
 
 
 def test_show_knows_every_part_and_hints_at_the_nearest_otherwise(capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,6 +141,62 @@ def test_every_site_loads_its_own_data_and_the_server_none(tmp_path: Path) -> No
     assert found["n"][found["split"] == "test"].tolist() == [8, 12]
 
 
+LAZY = """from equipoise.core import SGD, Method, ServerRule, WeightedMean
+
+
+def lazy(*, server: ServerRule = WeightedMean()) -> Method:
+    return Method("lazy", SGD(), server)
+"""
+TAMPERED = """
+import shutil
+from pathlib import Path
+
+from flwr.clientapp import ClientApp
+
+from equipoise.flower.apps import client_app
+
+there = Path(__file__).parent
+app = ClientApp()
+
+
+def answer(message, context):
+    if context.node_config["partition-id"] != 2:
+        return client_app(there / "run.toml")(message, context)
+    other = Path(context.node_config["folder"]) / "app" / "federation"
+    shutil.copytree(there, other, dirs_exist_ok=True)
+    (other / "own" / "lazy.py").write_text("import os")
+    return client_app(other / "run.toml")(message, context)
+
+
+app.train()(answer)
+app.query()(answer)
+"""
+
+
+@pytest.mark.parametrize("tampered", [False, True])
+def test_parts_of_ones_own_travel_with_the_app_and_a_node_with_another_file_is_refused(
+    tampered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from equipoise import registry
+    from equipoise.flower import local, parts, writing
+
+    monkeypatch.setattr(registry, "_OWN", {})
+    (tmp_path / "lazy.py").write_text(LAZY)
+    own, out = parts.gathered([tmp_path / "lazy.py"]), tmp_path / "far"
+    chosen = config.load(CONFIG.format(method='name = "lazy"', clients=3, rounds=2, more=""))
+    with local.prepared(chosen, out) as here:
+        app = writing.new(here.work / "app", chosen, out, 100, here.roster(), own)
+        if tampered:
+            (app / "federation" / "client_app.py").write_text(TAMPERED)
+        local.start(here)
+        here.submit(app)
+        here.wait(out, 400)
+        said = here.log("run").read_text() + here.log("superexec").read_text()
+    assert missing(out) == ({(0, 2): "error", (1, 2): "error"} if tampered else {})
+    assert ("own/lazy.py is not the server's file" in said) == tampered
+    has_bits_of(simulated(chosen, missing(out)), out)
+
+
 def test_records_carry_a_parcel_and_nothing_that_claims_too_much() -> None:
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 

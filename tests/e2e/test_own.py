@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from equipoise import registry
+from equipoise import files, registry
 from equipoise.cli import app
 
 DOC = '"""In one line.\n\nNobody, 2026.\n\n    a = b\n\nDepartures: none.\n"""\nfrom dataclasses import dataclass\n'
@@ -47,14 +47,21 @@ class Mute(Attack):
         return self.left * seen.own
 """,
 }
-OWN = [word for name in PARTS for word in ("--own", name)]
+MODEL = """import math
+from torch import nn
+
+def tiny(shape, classes, *, width: int = 4, bias: bool = True) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), width, bias), nn.ReLU(), nn.Linear(width, classes))
+"""
+OWN = [word for name in [*PARTS, "tiny.py"] for word in ("--own", name)]
 RUN = """
 [data]
 dataset = "digits"
 clients = 6
 validation = 0.2
 [model]
-kind = "linear"
+kind = "tiny"
+width = 5
 [train]
 rounds = 2
 steps = 2
@@ -96,7 +103,7 @@ def done(*args: str) -> Any:
 @pytest.fixture(autouse=True)
 def _in_a_folder_with_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, text in {**PARTS, "run.toml": CONFIG, "audit.toml": AUDIT}.items():
+    for name, text in {**PARTS, "tiny.py": MODEL, "run.toml": CONFIG, "audit.toml": AUDIT}.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "tables" / "us").mkdir(parents=True)
     (tmp_path / "tables" / "us" / "ours.toml").write_text(TABLE)
@@ -166,5 +173,57 @@ def test_a_file_that_holds_no_part_is_refused_before_anything_runs(tmp_path: Pat
     for command in (["run", "run.toml"], ["audit", "audit.toml"], ["advise", "runs/audit"], ["reproduce", "us/ours"]):
         refused = equipoise(*command, "--own", "none.py")
         assert refused.exit_code == 2
-        assert "no method or server rule or filter or attack called 'none'" in refused.stderr
+        assert "no method or server rule or filter or attack or model called 'none'" in refused.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_is_told_by_what_it_takes_and_has_no_contract() -> None:
+    refused = equipoise("check", "tiny.py")
+    assert refused.exit_code == 2 and "a model has no contract" in refused.stderr and "--dry-run" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "told"),
+    [
+        ("width: int = 4", "width: int = 4, more: int", "model.more is missing"),
+        ("width: int = 4", "depth: int = 4", "model.width: unknown key"),
+        ("width: int = 4", 'width: str = "4"', "model.width is 5"),
+        ("return nn.Sequential(", "return (", "model tiny is a tuple"),
+        ("    return", "    shape[7]\n    return", "model tiny: IndexError: tuple index out of range"),
+        ("nn.ReLU()", "nn.BatchNorm1d(width)", "batch"),
+        ("tiny(shape, classes", "tiny(size, classes", "a function that takes (shape, classes, ...)"),
+        ("tiny", "small", "def tiny(shape, classes, ...) -> nn.Module"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_before_the_first_round(good: str, bad: str, told: str) -> None:
+    Path("tiny.py").write_text(MODEL.replace(good, bad))
+    refused = equipoise("run", "run.toml", "--out", "mine", *OWN)
+    assert refused.exit_code == 2 and told in refused.stderr, refused.output
+    assert not Path("mine").exists()
+
+
+def test_a_model_may_have_a_methods_name_and_no_models() -> None:
+    for name, code in {"fedavg": 0, "mlp": 2}.items():
+        Path(f"{name}.py").write_text(MODEL.replace("tiny", name))
+        Path("run.toml").write_text(CONFIG.replace("tiny", name))
+        told = equipoise("run", "run.toml", "--dry-run", "-q", *OWN, "--own", f"{name}.py")
+        assert told.exit_code == code, told.output
+        assert code == 0 or "model 'mlp' is already there" in told.stderr
+
+
+def test_initial_weights_are_the_runs_seeds_and_python_takes_the_model_by_name() -> None:
+    import torch
+
+    import equipoise as eq
+
+    registry._OWN.clear()
+    registry.load_file(Path("tiny.py"))
+    federation = eq.partition(eq.load("digits"), "iid", clients=4)
+
+    def start(seed: int) -> torch.Tensor:
+        before = torch.get_rng_state()
+        done = eq.run(federation, model={"kind": "tiny", "width": 3}, rounds=1, lr=1e-9, seed=seed, out=f"run-{seed}")
+        assert torch.equal(torch.get_rng_state(), before) and done.path is not None
+        return files.read_tensors(done.path / "model.safetensors")[0]["1.weight"]
+
+    assert start(0).shape == (3, 64) and not torch.equal(start(0), start(1))

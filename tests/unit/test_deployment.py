@@ -1,6 +1,7 @@
 """A deployed run leaves the simulator's run folder, also when its server is killed on the way."""
 
 import re
+import shutil
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from equipoise import config, experiment
+from equipoise import config, experiment, registry
 from equipoise.audit.single import of_run
 from equipoise.cli import deploy
 from equipoise.data.federation import SPLITS, Dataset, Federation, Split
@@ -19,7 +20,7 @@ from equipoise.engine.messages import Parcel
 from equipoise.engine.node import Node, own_part
 from equipoise.engine.post import InMemory, Post, in_bytes
 from equipoise.errors import EquipoiseError
-from equipoise.flower import local, proxy, roster, writing
+from equipoise.flower import local, parts, proxy, roster, writing
 from equipoise.flower.serving import carry_out
 from equipoise.flower.sites import Own
 from equipoise.report import write_report
@@ -210,6 +211,137 @@ def test_the_app_that_is_written_reads_as_toml_and_python(tmp_path: Path) -> Non
         compile((folder / "federation" / f"{name}.py").read_text(), name, "exec")
     with pytest.raises(EquipoiseError, match=r"nodes\.toml"):  # to be filled in first
         roster.read(folder / "federation" / "nodes.toml", 4)
+
+
+# -------------------------------------------------------------------------------------------------- parts of one's own
+
+HALF = """from dataclasses import dataclass
+
+from equipoise.core import Aggregator
+
+
+@dataclass(frozen=True)
+class Half(Aggregator):
+    def combine(self, cohort):
+        return cohort.updates.mean(0) / 2
+"""
+LAZY = """from equipoise.core import SGD, Method, ServerRule, WeightedMean
+
+
+def lazy(*, server: ServerRule = WeightedMean()) -> Method:
+    return Method("lazy", SGD(), server)
+"""
+MUTE = """from equipoise.threat import Attack
+
+
+class Mute(Attack):
+    pass
+"""
+THIN = """from torch import nn
+
+
+def thin(shape, classes, width: int = 3):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, classes))
+"""
+WITH_PARTS = CONFIG.format(method='lazy"\nserver = "half', more="").replace('"linear"', '"thin"\nwidth = 4')
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run.toml of an app with parts of one's own, which nobody knows in this process any more."""
+    for name, text in {"lazy.py": LAZY, "half.py": HALF, "thin.py": THIN, "run.toml": WITH_PARTS}.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    asked = ["new", "app", "--config", "run.toml", "--own", "lazy.py", "--own", "half.py", "--own", "thin.py"]
+    done = CliRunner().invoke(deploy.app, asked)
+    assert done.exit_code == 0, done.output
+    registry._OWN.clear()
+    return tmp_path / "app" / "federation" / "run.toml"
+
+
+def at_nodes(app: Path, folder: Path, elsewhere: Mapping[int, Path]) -> tuple[experiment.Experiment, Post]:
+    """The app's run, and nodes that have the app, or another one, and compare it with the server's."""
+    parts.load(app)
+    run = experiment.build(config.load(app))
+
+    def comparing(k: int, node: Node) -> Callable[[Parcel], Parcel]:
+        def answer(parcel: Parcel) -> Parcel:
+            parts.compare(elsewhere.get(k, app), parcel)
+            return node(parcel)
+
+        return answer
+
+    s = run.scenario
+    here = {
+        k: Node(k, own_part(s.federation, k), run.method, s.model, s.train, run.run, folder / str(k)) for k in range(4)
+    }
+    inside = InMemory({k: in_bytes(comparing(k, node)) for k, node in here.items()}, 1 << 20)
+    return run, parts.announced(inside, app)
+
+
+def test_parts_of_ones_own_travel_with_the_app_and_give_the_simulators_bits(written: Path, tmp_path: Path) -> None:
+    with pytest.raises(EquipoiseError, match="which is not known"):
+        config.load(written)  # a config makes no code run
+    run, post = at_nodes(written, tmp_path / "state", {})
+    near = experiment.execute(run, tmp_path / "near")
+    far = carry_out(run, post, tmp_path / "far")
+    assert far.summary()["method"] == "lazy" and far.rounds["round"].tolist() == near.rounds["round"].tolist()
+    model = "model.safetensors"
+    assert (tmp_path / "near" / model).read_bytes() == (tmp_path / "far" / model).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda own: (own / "half.py").unlink(), "own/half.py is at the server, and not at this node$"),
+        (lambda own: (own / "more.py").write_text(HALF), "own/more.py is at this node, and not at the server$"),
+        (lambda own: (own / "half.py").write_text(HALF + "#"), r"own/half.py is not the server's file: sha256 \w{12}"),
+    ],
+)
+def test_a_node_with_other_files_than_the_server_is_told_which(
+    change: Callable[[Path], object], told: str, written: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other" / "federation"
+    shutil.copytree(written.parent, other)
+    change(other / "own")
+    run, post = at_nodes(written, tmp_path / "state", {1: other / "run.toml"})
+    with pytest.raises(EquipoiseError) as refused:
+        carry_out(run, post, tmp_path / "out")
+    assert re.search(told, refused.value.message) and str(tmp_path / "other") in refused.value.hint
+
+
+@pytest.mark.parametrize("said", ["[1]", "noise", '"half.py"', "null", "[" * 100_000])
+def test_a_server_that_talks_nonsense_of_its_parts_is_not_followed(said: str, written: Path) -> None:
+    with pytest.raises(EquipoiseError, match="the server's message"):
+        parts.compare(written, Parcel(facts={"own": said}))
+
+
+def test_without_parts_nothing_is_asked_of_a_server(tmp_path: Path) -> None:
+    parts.compare(tmp_path / "run.toml", Parcel())
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["mute.py"], "'mute' is an attack, and deployed runs have none"),
+        (["test_half.py"], "cannot have a file called 'test_half.py'"),  # Flower would leave it behind
+        (["half.py", "more/half.py"], "'half' is also in half.py"),
+        (["none.py"], "none.py: not a Python file"),
+    ],
+)
+def test_what_cannot_be_deployed_is_refused_before_anything_is_written(
+    names: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("more").mkdir()
+    texts = {"half.py": HALF, "more/half.py": HALF, "mute.py": MUTE, "test_half.py": HALF.replace("Half", "TestHalf")}
+    for name, text in {**texts, "run.toml": CONFIG.format(method="fedavg", more="")}.items():
+        Path(name).write_text(text)
+    own = [word for name in names for word in ("--own", name)]
+    for asked in (["new", "app", "--config", "run.toml"], ["local", "--out", "app"]):
+        done = CliRunner().invoke(deploy.app, [*asked, *own])
+        assert done.exit_code == 2 and told in done.stderr, done.output
+    assert not Path("app").exists()
 
 
 # ------------------------------------------------------------------------------------------------------- who is who

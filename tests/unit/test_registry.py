@@ -151,7 +151,7 @@ def test_a_users_file_with_a_dash_holds_a_function_with_an_underscore(tmp_path: 
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("other.py", MINE, "no method or server rule or filter or attack called 'other'"),
+        ("other.py", MINE, "no method or server rule or filter or attack or model called 'other'"),
         ("mine.py", "def mine(:\n", "SyntaxError"),
         ("mine.py", "import nothing_of_this_name\n", "ModuleNotFoundError"),
         ("mine.py", "def mine(x: Unknown): ...\n", "NameError"),
@@ -196,6 +196,7 @@ def test_a_users_attack_is_found_by_its_class(tmp_path: Path) -> None:
             "from equipoise.core import *\nclass Keep(Filter):\n    def __call__(self, c): return c, {}\n",
         ),
         ("attacks", "idle", "from equipoise.threat import *\nclass Idle(Attack): ...\n"),
+        ("models", "tiny", "def tiny(shape, classes, width: int = 4): ...\n"),
     ],
 )
 def test_a_users_file_is_what_it_holds(tmp_path: Path, kind: Any, name: str, text: str) -> None:

@@ -93,14 +93,14 @@ def show(
 
 
 def _facts(entry: Entry) -> dict[str, Any]:
-    from equipoise import registry
+    from equipoise import reference, registry
     from equipoise.config.parts import plain
 
     doc = entry.doc
     parameters = [
-        {"name": p.name, "type": registry.describe(p.type), "required": p.required}
+        {"name": p.name, "type": registry.describe(p.type), "required": p.required, "meaning": key.meaning}
         | ({} if p.required else {"default": plain(p.default)})
-        for p in entry.parameters
+        for p, key in zip(entry.parameters, reference.settings(entry), strict=True)
     ]
     texts = {"summary": doc.summary, "reference": doc.reference, "equation": doc.equation, "notes": doc.notes}
     return {"kind": entry.kind, "name": entry.name, **texts, "departures": doc.departures, "parameters": parameters}
@@ -109,11 +109,10 @@ def _facts(entry: Entry) -> dict[str, Any]:
 def _page(entry: Entry) -> str:
     from equipoise import reference, registry
 
-    doc, settings = entry.doc, [f"{key.name}: {key.told()}" for key in reference.settings(entry)]
+    doc, settings = entry.doc, reference.lines(reference.settings(entry))
     first = "About" if entry.kind in ("models", "partitions") else "Reference"
     sections = {first: doc.reference, "Equation": doc.equation, "Notes": doc.notes}
-    sections |= {"Parameters": "\n".join(settings), "Parts": "\n".join(reference.words(entry))}
-    sections |= {"Departures": doc.departures}
+    sections |= {"Parameters": "\n".join(settings), "Departures": doc.departures}
     blocks = [f"{entry.name} ({registry.SINGULAR[entry.kind]})\n\n{textwrap.indent(doc.summary, '  ')}"]
     blocks += [f"{title}\n{textwrap.indent(text, '  ')}" for title, text in sections.items() if text]
     return "\n\n".join(blocks)
@@ -167,6 +166,9 @@ def check(
     from equipoise import contract, registry
 
     entry = registry.load_file(file)
+    if entry.kind == "models":
+        hint = f"equipoise run CONFIG --own {file} --dry-run builds it for the config's data, and says what is wrong"
+        raise EquipoiseError(f"{file}: a model has no contract, since not every one fits all data", hint)
     who = {"fraction": 0.25} if entry.kind == "attacks" else {}
     problems = contract.problems(entry.make(**who), entry.doc)
     for line in problems:

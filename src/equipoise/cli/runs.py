@@ -30,7 +30,7 @@ MethodOption = Annotated[
 ]
 Own = Annotated[
     list[Path] | None,
-    typer.Option("--own", metavar="FILE.py", help="A method, rule, filter or attack of your own. Repeatable."),
+    typer.Option("--own", metavar="FILE.py", help="A method, rule, filter, attack or model of your own. Repeatable."),
 ]
 SetOption = Annotated[
     list[str] | None,

@@ -212,7 +212,8 @@ def named(kind: str, raw: Any, key: str, name_key: str = "name") -> tuple[Entry,
     if name is None:
         raise EquipoiseError(f"{key}.{name_key} is missing", f"known: {', '.join(found)}")
     if not isinstance(name, str) or name not in found:
-        own = "; your own needs --own FILE.py" if kind in (*registry.OWN, "clients") else ""
+        own = "; your own needs --own FILE.py" if kind in (*registry.LOADABLE, "clients") else ""
+        own += ", with a function that takes (shape, classes, ...)" if kind == "models" else ""
         raise EquipoiseError(f"{key}.{name_key} is {shown(name)}, which is not known", nearest(str(name), found) + own)
     return found[name], {k: v for k, v in table.items() if k != name_key}
 

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from equipoise.engine.messages import Parcel
 from equipoise.errors import EquipoiseError
+from equipoise.flower import parts
 from equipoise.flower.records import from_records, to_records
 from equipoise.flower.sites import Own
 
@@ -42,11 +43,13 @@ def serve(config: Path, own: Own | None, grid: Grid, out: Path, timeout: float) 
     from equipoise.flower.grid import FlowerPost
     from equipoise.flower.serving import carry_out
 
+    parts.load(config)
     chosen = configs.load(config)
     experiment = build(chosen) if own is None else own.experiment(chosen)
     n_clients = experiment.scenario.federation.n_clients
     known = roster.read(config.with_name("nodes.toml"), n_clients)
-    carry_out(experiment, FlowerPost(grid, known, n_clients, timeout), out, _tell)
+    post = parts.announced(FlowerPost(grid, known, n_clients, timeout), config)
+    carry_out(experiment, post, out, _tell)
     _say(f"finished: {out}")
 
 
@@ -68,9 +71,11 @@ def client_app(config: Path, own: Own | None = None) -> ClientApp:
         client = _setting(context, "partition-id", int)
         if "hello" in message.content.config_records:
             return Message(RecordDict({"hello": ConfigRecord({"client": client})}), reply_to=message)
-        parcel = from_records(message.content)
+        sent = from_records(message.content)
+        parcel = sent if isinstance(sent, Parcel) else Parcel()
+        parts.compare(config, parcel)
         node = _node(config, own, client, context)
-        return Message(to_records(node(parcel if isinstance(parcel, Parcel) else Parcel())), reply_to=message)
+        return Message(to_records(node(parcel)), reply_to=message)
 
     app.train()(answer)
     app.query()(answer)
@@ -89,6 +94,7 @@ def _node(config: Path, own: Own | None, client: int, context: Context) -> Any:
     from equipoise.engine.node import Node, own_part
     from equipoise.experiment import build
 
+    parts.load(config)
     chosen, folder = configs.load(config), Path(_setting(context, "folder", str))
     held = None if own is None else own.held_by(client, dict(context.node_config), chosen)
     made = build(chosen, held)

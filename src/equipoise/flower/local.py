@@ -6,7 +6,7 @@ folder beside them, OUT.flower.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from equipoise import config as configs
@@ -27,8 +27,12 @@ def run(
     timeout: float = 300.0,
     limit: float = 3600.0,
     say: Callable[[str], None] = lambda line: None,
+    own: Mapping[str, bytes] | None = None,
 ) -> Result:
-    """Run the config on as many SuperNodes as it has clients. `timeout`: seconds a client may take to answer."""
+    """Run the config on as many SuperNodes as it has clients. `timeout`: seconds a client may take to answer.
+
+    `own` are files with parts of one's own, see `parts.gathered`.
+    """
     _require_flower()
     if (out / "config.toml").exists():
         before = RunFolder.open(out)
@@ -37,7 +41,8 @@ def run(
         if before.finished:
             return load_result(out)
     with prepared(config, out, tls=tls) as here:
-        app = new(here.work / "app", config, out, timeout, here.roster())
+        files.remove_folder(here.work / "app")  # of an earlier try, maybe with other parts
+        app = new(here.work / "app", config, out, timeout, here.roster(), own)
         start(here)
         say(f"{here.clients} clients on {here.address}; logs are in {here.work}")
         here.submit(app)

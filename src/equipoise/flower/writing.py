@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from equipoise import config as configs
 from equipoise import files
+from equipoise.flower import parts
 from equipoise.flower.proxy import nginx
 from equipoise.flower.roster import Roster
 
@@ -58,8 +60,15 @@ own: Own | None = None
 '''
 
 
-def new(folder: Path, config: configs.Config, out: Path, timeout: float, roster: Roster | None = None) -> Path:
-    """Write the app; without a roster, nodes.toml is there to be filled in."""
+def new(
+    folder: Path,
+    config: configs.Config,
+    out: Path,
+    timeout: float,
+    roster: Roster | None = None,
+    own: Mapping[str, bytes] | None = None,
+) -> Path:
+    """Write the app; without a roster, nodes.toml is there to be filled in. `own`: see `parts.gathered`."""
     package = files.make_folder(folder / "federation")
     quoted = '"' + str(out.resolve()).replace("\\", "\\\\").replace('"', '\\"') + '"'
     texts = {
@@ -74,4 +83,6 @@ def new(folder: Path, config: configs.Config, out: Path, timeout: float, roster:
     }
     for path, text in texts.items():
         files.write_atomic(path, text.encode())
+    for name, data in (own or {}).items():
+        files.write_atomic(files.make_folder(package / parts.FOLDER) / name, data)
     return folder
