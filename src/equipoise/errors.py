@@ -35,3 +35,8 @@ def require(ok: bool, what: str, value: object, hint: str) -> None:
 def not_negative(value: float) -> bool:
     """Whether a number is finite and 0 or more, which NaN is not: the range of most strengths and widths."""
     return 0 <= value < math.inf
+
+
+def positive(value: float) -> bool:
+    """Whether a number is finite and above 0, which NaN is not: the range of most lengths and step sizes."""
+    return 0 < value < math.inf

@@ -51,10 +51,10 @@ def check_tilt(who: str, name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class Tilted(Objective):
-    """R(t; losses) over a batch. t: any sign; 0 is the mean, towards +infinity the maximum, towards -infinity the
-    minimum."""
+    """R(t; losses) over a batch: (1/t) log mean exp(t loss)."""
 
     t: float = 1.0
+    """The tilt, any sign; 0 is the mean, towards +infinity the maximum, towards -infinity the minimum."""
 
     def __post_init__(self) -> None:
         check_tilt("tilted", "t", self.t)
@@ -67,8 +67,8 @@ class Tilted(Objective):
 class ClassTilted(Objective):
     """R_c = R(lam; losses of class c), then (1/tau) log sum_c (n_c / n) exp(tau R_c).
 
-    lam tilts between the samples of a class, tau between the classes of the batch; those without a sample there are
-    left out. lam = tau is `Tilted`; both 0 are the mean. The gradient gives sample z of class c the weight
+    Classes without a sample in the batch are left out. lam = tau is `Tilted`; both 0 are the mean. The gradient gives
+    sample z of class c the weight
 
         n_c exp(tau R_c) / sum_j n_j exp(tau R_j)  *  exp(lam l_z) / sum_{z' in c} exp(lam l_z')
 
@@ -76,7 +76,9 @@ class ClassTilted(Objective):
     """
 
     lam: float = 1.0
+    """The tilt between the samples of a class, any sign; 0 is their mean."""
     tau: float = 1.0
+    """The tilt between the classes of the batch, any sign; 0 is their mean by size."""
 
     def __post_init__(self) -> None:
         check_tilt("class-tilted", "lam", self.lam)

@@ -13,6 +13,7 @@ from equipoise.config import SECTIONS, dump, load
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 FILES = {file.name: file for file in reference.files()}
 KEYS = [key for file in FILES.values() for section in file.sections for key in section.keys]
+PARTS = [entry for kind in registry.KINDS for entry in registry.entries(kind).values()]
 
 
 @pytest.mark.parametrize(("page", "command"), [("config", "keys"), ("parts", "list")])
@@ -69,6 +70,41 @@ def test_every_part_and_every_setting_is_on_the_page() -> None:
             common = ("fraction", "count", "clients", "added") if kind == "attacks" else ()
             for p in entry.parameters:
                 assert p.name in common or f"- `{p.name}`: " in part, (kind, name, p.name)
+
+
+@pytest.mark.parametrize("entry", PARTS, ids=lambda entry: f"{entry.kind}-{entry.name}")
+def test_every_setting_of_a_part_says_what_it_means(entry: registry.Entry) -> None:
+    for key in reference.settings(entry):
+        assert key.meaning.endswith(".") and len(key.meaning.split()) > 1, key.full
+        assert "Departures" not in key.meaning and "\n" not in key.meaning, key.full
+
+
+def test_every_common_word_is_that_of_some_part() -> None:
+    told = {(entry.kind, key.meaning) for entry in PARTS for key in reference.settings(entry)}
+    assert {(kind, text) for kind, words in reference._COMMON.items() for text in words.values()} <= told
+
+
+def test_words_come_from_fields_classes_recipes_and_from_what_many_parts_share() -> None:
+    def told(kind: registry.Kind, name: str) -> dict[str, str]:
+        return {key.name: key.meaning for key in reference.settings(registry.get(kind, name))}
+
+    assert told("partitions", "dirichlet")["min_size"].startswith("The fewest samples that a client may hold")
+    assert told("attacks", "alie")["evaluations"].startswith("How many scales a search tries")
+    assert told("methods", "ditto")["base"].endswith("left out: FedAvg with the plain mean.")
+    assert told("methods", "ewc")["base"].endswith("left out: FedAvg.")
+    assert told("models", "resnet")["widths"] != told("models", "text-cnn")["widths"]
+    assert told("datasets", "ditto-point")["test"] == "How many observations it is tested on, 0 or more."
+
+
+def test_what_many_parts_share_is_not_said_of_a_part_of_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_OWN", {})
+    own = tmp_path / "mine_alone.py"
+    recipe = 'def mine_alone(weights="a", mu=1.0):\n    """mu: strength of mine."""\n    return Method()\n'
+    own.write_text(f"from equipoise.core import Method\n\n{recipe}", encoding="utf-8")
+    meanings = {key.name: key.meaning for key in reference.settings(registry.load_file(own))}
+    assert meanings == {"weights": "", "mu": "Strength of mine."}
 
 
 def test_settings_carry_what_their_class_says_of_them() -> None:

@@ -342,6 +342,8 @@ def test_only_clipping_makes_it_robust() -> None:
         (RFFL, {"grace": -1}, "rffl: grace is -1"),
         (RFFL, {"largest": "layer"}, "rffl: largest is 'layer'"),
         (RFFL, {"beta": float("nan")}, "rffl: beta is nan"),
+        (RFFL, {"beta": float("inf")}, "rffl: beta is inf"),
+        (RFFL, {"clip": float("inf")}, "rffl: clip is inf"),
         (CGSV, {"alpha": -0.1}, "cgsv: alpha is -0.1"),
         (CGSV, {"gamma": 0.0}, "cgsv: gamma is 0.0"),
         (CGSV, {"beta": -1.0}, "cgsv: beta is -1.0"),

@@ -9,7 +9,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.engine.settings import Admission
-from equipoise.errors import EquipoiseError, not_negative
+from equipoise.errors import EquipoiseError, not_negative, positive
 
 FEDERATION = eq.partition(eq.load("digits"), "iid", clients=4)
 
@@ -64,6 +64,12 @@ def test_an_audit_is_not_given_as_the_text_of_its_path(tmp_path: Path) -> None:
 def test_what_is_not_negative_is_finite_too(value: float, ok: bool) -> None:
     assert not_negative(value) is ok
     assert not any(map(not_negative, (math.inf, -math.inf, math.nan)))
+
+
+@pytest.mark.parametrize(("value", "ok"), [(5e-324, True), (1, True), (0.0, False), (-0.0, False), (-1, False)])
+def test_what_is_positive_is_finite_too(value: float, ok: bool) -> None:
+    assert positive(value) is ok
+    assert not any(map(positive, (math.inf, -math.inf, math.nan)))
 
 
 @pytest.mark.parametrize("mu", [-1.0, math.nan, math.inf])

@@ -23,7 +23,6 @@ of gradients; the default 10 with 3 iterations is what public comparisons on MNI
 """
 
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 from torch import Tensor
@@ -31,13 +30,14 @@ from torch import Tensor
 from equipoise.aggregators._distances import norms
 from equipoise.aggregators._rows import mixed, shortening
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
+from equipoise.errors import positive
 from equipoise.weighting import check_weights, shares
 
 
 @dataclass(frozen=True)
 class CentredClipping(ServerRule):
     """tau: the strongest pull of a client, above 0, in units of what clients send: 10 fits gradients with momentum, and
-    hardly clips updates of local training (see above). iterations: 1 or more. weights: "uniform", "size" or "capped".
+    hardly clips updates of local training. iterations: how many steps towards the updates, 1 or more.
     """
 
     tau: float = 10.0
@@ -46,7 +46,7 @@ class CentredClipping(ServerRule):
     robust = True
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.tau) and self.tau > 0):
+        if not positive(self.tau):
             raise EquipoiseError(f"centred-clipping: tau is {self.tau}", "the strongest pull of a client, above 0")
         if not isinstance(self.iterations, int) or self.iterations < 1:
             raise EquipoiseError(f"centred-clipping: iterations is {self.iterations}", "1 or more")

@@ -15,12 +15,12 @@ an even number of clients it is the mean of the two middle lengths.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from equipoise.aggregators._distances import norms
 from equipoise.aggregators._rows import median, shortening
 from equipoise.core import Cohort, EquipoiseError, Filter
+from equipoise.errors import positive
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Clip(Filter):
     bound: float | None = None
 
     def __post_init__(self) -> None:
-        if self.bound is not None and not (isfinite(self.bound) and self.bound > 0):
+        if self.bound is not None and not positive(self.bound):
             raise EquipoiseError(f"clip: bound is {self.bound}", "above 0; left out: the median length of the round")
 
     def __call__(self, cohort: Cohort) -> tuple[Cohort, Mapping[str, Any]]:

@@ -26,7 +26,7 @@ from equipoise.weighting import check_weights, shares
 
 @dataclass(frozen=True)
 class CoordinateMedian(ServerRule):
-    """Holds as long as more than half of the cohort is honest; weights: "uniform", "size" or "capped"."""
+    """Holds as long as more than half of the cohort is honest."""
 
     weights: str = "uniform"
     robust = True

@@ -29,13 +29,15 @@ from torch import Tensor
 from equipoise.aggregators._rows import kept_shares, mixed, some_columns
 from equipoise.aggregators.krum import check_f
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
+from equipoise.errors import positive
 from equipoise.weighting import check_weights
 
 
 @dataclass(frozen=True)
 class DnC(ServerRule):
     """f: how many malicious clients to expect in a cohort; 0 is the mean. c: how many clients are left out each time,
-    as a multiple of f, above 0. b: how many coordinates are looked at, 1 or more. iterations: how often, 1 or more.
+    as a multiple of f, above 0. b: how many coordinates are looked at, 1 or more. iterations: how often that is done, 1
+    or more.
     """
 
     f: int = 1
@@ -48,7 +50,7 @@ class DnC(ServerRule):
     def __post_init__(self) -> None:
         check_f("dnc", self.f)
         check_weights("dnc", self.weights)
-        if not (math.isfinite(self.c) and self.c > 0):
+        if not positive(self.c):
             raise EquipoiseError(f"dnc: c is {self.c}", "how many to leave out, as a multiple of f, above 0")
         for name, value in (("b", self.b), ("iterations", self.iterations)):
             if not isinstance(value, int) or value < 1:

@@ -23,7 +23,6 @@ are left out, as they are not defined for every model. (5) A history that would 
 """
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from torch import Tensor
 
 from equipoise.aggregators._rows import cosines, mixed
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
+from equipoise.errors import positive
 
 _ALIKE = 1e-9  # copies of one update differ by rounding, which must not make one of them the most distinct
 
@@ -44,7 +44,7 @@ class FoolsGold(ServerRule):
     per_client = True
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.kappa) and self.kappa > 0):
+        if not positive(self.kappa):
             raise EquipoiseError(f"fools-gold: kappa is {self.kappa}", "above 0; the paper uses 1")
 
     def init(self, w: Tensor) -> State:

@@ -21,7 +21,6 @@ every distance from z is certainly exact to 1e-3 (as a rule it is to 1e-6), else
 """
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from equipoise.aggregators._distances import inner_products
 from equipoise.aggregators._order import ascending, middle
 from equipoise.aggregators._rows import mixed
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
-from equipoise.errors import not_negative, require
+from equipoise.errors import not_negative, positive, require
 from equipoise.weighting import check_weights, normalised, shares
 
 _NEAR = 2e-3  # of a squared distance: a thousandth of the distance itself
@@ -40,8 +39,8 @@ _NEAR = 2e-3  # of a squared distance: a thousandth of the distance itself
 
 @dataclass(frozen=True)
 class GeometricMedian(ServerRule):
-    """nu: the shortest distance that counts, above 0. iterations: at most so many steps. tolerance: see above; with 0
-    it goes on until nothing moves. weights: "uniform", "size" or "capped".
+    """nu: the shortest distance that counts, above 0. iterations: at most so many steps. tolerance: a step below this
+    share of the median distance to the updates is the last, 0 or more; with 0 it goes on until nothing moves.
     """
 
     nu: float = 1e-6
@@ -51,7 +50,7 @@ class GeometricMedian(ServerRule):
     robust = True
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.nu) and self.nu > 0):
+        if not positive(self.nu):
             raise EquipoiseError(f"geometric-median: nu is {self.nu}", "the shortest distance that counts, above 0")
         if not isinstance(self.iterations, int) or self.iterations < 1:
             raise EquipoiseError(f"geometric-median: iterations is {self.iterations}", "steps to take, 1 or more")

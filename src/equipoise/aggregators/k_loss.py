@@ -25,7 +25,8 @@ from equipoise.weighting import check_weights
 
 @dataclass(frozen=True)
 class KLoss(ServerRule):
-    """f: how many of the largest losses to pass over, from 0 (the largest is taken) to m - 1. keep: "one" or "rest"."""
+    """f: how many of the largest losses to pass over, from 0 (the largest is taken) to m - 1. keep: "one", the next
+    client's update, or "rest", the mean of it and all with smaller losses, by `weights`."""
 
     f: int = 1
     keep: Literal["one", "rest"] = "one"

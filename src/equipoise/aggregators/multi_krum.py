@@ -26,9 +26,7 @@ from equipoise.weighting import check_weights
 
 @dataclass(frozen=True)
 class MultiKrum(ServerRule):
-    """f: how many malicious clients to expect in a cohort, from 0 to m - 3; 0 is the mean of all. weights: "uniform",
-    "size" or "capped".
-    """
+    """f: how many malicious clients to expect in a cohort, from 0 to m - 3; 0 is the mean of all."""
 
     f: int = 1
     weights: str = "uniform"

@@ -16,14 +16,13 @@ matter of model and step size: the log says how many were clipped.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 import torch
 
 from equipoise.aggregators.clip import Clip
 from equipoise.core import Cohort, EquipoiseError, Filter
-from equipoise.errors import not_negative, require
+from equipoise.errors import not_negative, positive, require
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class NormBounding(Filter):
     sigma: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.bound) and self.bound > 0):
+        if not positive(self.bound):
             raise EquipoiseError(f"norm-bounding: bound is {self.bound}", "the longest update to let pass, above 0")
         require(not_negative(self.sigma), "norm-bounding: sigma", self.sigma, "0 or more; 0 is no noise")
 

@@ -19,7 +19,6 @@ compressed to signs on their way. The paper's weight decay is left out.
 """
 
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from torch import Tensor
 from equipoise import history
 from equipoise.aggregators._order import coordinatewise
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
+from equipoise.errors import positive
 from equipoise.weighting import check_weights, shares
 
 _TIE = 1e-12  # weights that sum to 1 are this exact
@@ -35,7 +35,7 @@ _TIE = 1e-12  # weights that sum to 1 are this exact
 @dataclass(frozen=True)
 class SignSGD(ServerRule):
     """server_lr: the size of every step, above 0. beta: momentum, from 0 (none) to below 1. cap: how many clients are
-    remembered, 1 or more. weights: "uniform", "size" or "capped".
+    remembered, 1 or more.
     """
 
     server_lr: float = 1e-4
@@ -45,7 +45,7 @@ class SignSGD(ServerRule):
     robust = True
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.server_lr) and self.server_lr > 0):
+        if not positive(self.server_lr):
             raise EquipoiseError(f"sign-sgd: server_lr is {self.server_lr}", "the size of every step, above 0")
         if not 0 <= self.beta < 1:
             raise EquipoiseError(f"sign-sgd: beta is {self.beta}", "momentum, from 0 (none) to below 1")

@@ -30,7 +30,7 @@ from equipoise.weighting import check_weights, shares
 
 @dataclass(frozen=True)
 class TrimmedMean(ServerRule):
-    """f: values to drop at either end, below m/2; 0 is the mean. weights: "uniform", "size" or "capped"."""
+    """f: values to drop at either end, below m/2; 0 is the mean."""
 
     f: int = 1
     weights: str = "uniform"

@@ -35,8 +35,8 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Forging(Attack, ABC):
-    """search: look for the scale against the server's actual rule, with `evaluations` questions, 3 or more, in every
-    round; otherwise the scale of the equation."""
+    """search: look in every round for the scale that leads the server's actual rule furthest astray; otherwise that of
+    the equation. evaluations: how many scales a search tries, 3 or more; each asks the rule once."""
 
     search: bool = False
     evaluations: int = 17

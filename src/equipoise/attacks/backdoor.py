@@ -28,8 +28,8 @@ from equipoise.threat import Attack, Forgery, Samples
 @dataclass(frozen=True, kw_only=True)
 class Backdoor(Attack):
     """label: the class that the mark stands for. size: side of the mark in pixels. value: what is written there, 1 is
-    white. share: of the samples that are marked, from 0 to 1. boost: factor of what is sent; 1 is none, the number of
-    clients in a round replaces a plain mean's model."""
+    white. share: the chance of a sample to be marked, from 0 to 1. boost: factor of what is sent; 1 is none, the number
+    of clients in a round replaces a plain mean's model."""
 
     label: int = 0
     size: int = 2

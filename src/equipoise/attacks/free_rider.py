@@ -31,8 +31,9 @@ from equipoise.threat import Attack, Forgery
 
 @dataclass(frozen=True, kw_only=True)
 class FreeRider(Attack):
-    """kind: what is sent. sigma, gamma (disguised): the noise of the first round and how fast it fades, 0 or more;
-    no sigma: as large as the first change of the global model. sigma = 0 is "unchanged"."""
+    """kind: what is sent: "noise" from -1 to 1, the received model "unchanged", or that "disguised" by noise. sigma,
+    gamma (disguised): the noise of the first round and how fast it fades, 0 or more; no sigma: as large as the first
+    change of the global model. sigma = 0 is "unchanged"."""
 
     kind: Literal["noise", "unchanged", "disguised"] = "noise"
     sigma: float | None = None

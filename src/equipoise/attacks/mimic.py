@@ -35,8 +35,8 @@ from equipoise.threat import Attack, Forgery
 
 @dataclass(frozen=True, kw_only=True)
 class Mimic(Attack):
-    """warmup: rounds in which whom to copy is still open, 1 or more. search: choose in every round, by trying the
-    server's actual rule on `evaluations` clients, 3 or more."""
+    """warmup: rounds in which whom to copy is still open, 1 or more. search: choose in every round whoever leads the
+    server's actual rule furthest astray. evaluations: how many clients a search tries, 3 or more."""
 
     warmup: int = 1
     search: bool = False

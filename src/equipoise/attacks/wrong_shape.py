@@ -24,7 +24,7 @@ from equipoise.threat import Attack, Forgery
 
 @dataclass(frozen=True, kw_only=True)
 class WrongShape(Attack):
-    """form: in which way it is wrong."""
+    """form: in which way it is wrong: "short" or "long" by one number, with an "axis" more, or of "integers"."""
 
     turned_away = True
     form: Literal["short", "long", "axis", "integers"] = "short"

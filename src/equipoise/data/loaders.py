@@ -99,7 +99,13 @@ def mnist(found: Found) -> Dataset:
 def mnist_blended(
     found: Found, *, clients: int = 5, samples: int = 1_600, least: float = 0.2, soft: bool = False, seed: int = 0
 ) -> Dataset:
-    """MNIST's digits, some blended, see `blended`; partition "attribute" by the column "site" deals them as meant."""
+    """MNIST's digits, some blended, see `blended`; partition "attribute" by the column "site" deals them as meant.
+
+    clients: how many sites there are, 2 or more; the first holds no blends, the last nothing else. samples: how many
+    images a site holds, 1 or more. least: the smallest share of the second image in a blend, above 0, at most 0.5.
+    soft: whether a label is the two shares; otherwise one of the two classes, drawn by them. seed: that of all this,
+    whatever the run's is.
+    """
     x, y, _ = _idx_pair(found, "train", "t10k")
     stream = Stream(seed).child("data", found.info.name)
     shares = found.info.classes if soft else 0
@@ -194,7 +200,9 @@ def _leaf(found: Found, convert: Convert) -> tuple[Array, Array, dict[str, Array
 
 
 def femnist(found: Found, *, inverted: bool = False) -> Dataset:
-    """From LEAF's files, or an .npz of them with x, y, writer and split; `inverted` is light on black, as EMNIST is.
+    """From LEAF's files, or an .npz of them with x, y, writer and split.
+
+    inverted: whether images are light on black, as EMNIST's are.
 
     Its split 2, writers whose samples were not split, counts as training; "official_split" has it as it is.
     """
@@ -242,7 +250,11 @@ def _characters(path: Path, user: str, texts: list[str]) -> Array:
 
 
 def celeba(found: Found, *, images: str | Path | None = None, size: int = 84) -> Dataset:
-    """LEAF's files name the images, which lie in `images` (raw/img_align_celeba, unless given) as the set comes."""
+    """LEAF's files name the images, which lie in a folder of their own as the set comes.
+
+    images: the folder of the images; left out: raw/img_align_celeba in that of the dataset. size: the width and height
+    in pixels that images are brought to, 1 or more.
+    """
     if size < 1:
         raise EquipoiseError(f"dataset celeba: size is {size}", "the images' width and height in pixels")
     names, y, columns = _leaf(found, _leaf_names)
@@ -298,7 +310,10 @@ def mr(found: Found, *, vocabulary: int = 10_000, length: int = 60) -> Dataset:
 
 
 def sst(found: Found, *, fine: bool = False, vocabulary: int = 10_000, length: int = 60) -> Dataset:
-    """The attribute "official_split" is 0, 1, 2 for train, dev, test; "part" counts dev as training."""
+    """The attribute "official_split" is 0, 1, 2 for train, dev, test; "part" counts dev as training.
+
+    fine: whether there are 5 classes, from files of their own, in place of 2.
+    """
     texts: list[list[str]] = []
     labels: list[int] = []
     for name in found.paths:

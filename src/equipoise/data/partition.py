@@ -20,7 +20,7 @@ from torch import Tensor
 
 from equipoise.data.dealing import apportion, deal, deal_alike, gather, ranks, shuffled, top_up
 from equipoise.data.federation import Dataset, Federation, Split
-from equipoise.errors import EquipoiseError, nearest, require
+from equipoise.errors import EquipoiseError, nearest, positive, require
 from equipoise.streams import Stream
 
 TEST_SETS = ("local", "common", "official")
@@ -106,6 +106,7 @@ class IID(ByShares):
     kind = "iid"
     needs_classes = False
     samples: int | None = None
+    """How many samples everyone gets, 1 or more; left out: the whole pool is dealt."""
     min_size: int = 1
 
     def __post_init__(self) -> None:
@@ -126,16 +127,16 @@ class Dirichlet(ByShares):
     """Each class is shared out in proportions drawn from Dirichlet(alpha, ..., alpha) over the clients.
 
     Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for federated visual classification",
-    2019, in the form that later papers use: proportions of clients within a class. alpha near 0: one client holds
-    almost all of a class; alpha large: everyone holds the same mix.
+    2019, in the form that later papers use: proportions of clients within a class.
     """
 
     kind = "dirichlet"
     alpha: float = 0.5
+    """How alike clients are, above 0: near 0 one of them holds almost all of a class, large gives all the same mix."""
     min_size: int = 1
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha < float("inf"), "dirichlet: alpha", self.alpha, "above 0, and finite")
+        require(positive(self.alpha), "dirichlet: alpha", self.alpha, "above 0, and finite")
 
     def shares(self, totals: Tensor, n_clients: int, stream: Stream) -> Tensor:
         drawn = stream.numpy().dirichlet(np.full(n_clients, float(self.alpha)), size=len(totals))
@@ -154,7 +155,9 @@ class Pathological(ByShares):
 
     kind = "pathological"
     classes: int = 2
+    """How many classes, or shards, a client holds, 1 or more."""
     deal: Literal["shards", "order"] = "shards"
+    """Shards at random, or classes in order."""
     min_size: int = 1
 
     def __post_init__(self) -> None:
@@ -197,7 +200,9 @@ class PowerLaw(ByShares):
     kind = "powerlaw"
     needs_classes = False
     exponent: float = 1.65911332899
+    """Above 0; the smaller, the more unequal the sizes."""
     samples: int | None = None
+    """How many samples clients get on average, 1 or more; left out: the whole pool is dealt."""
     min_size: int = 1
 
     def __post_init__(self) -> None:
@@ -230,6 +235,7 @@ class ClassImbalance(ByShares):
 
     kind = "class-imbalance"
     samples: int | None = None
+    """How many samples everyone gets, 1 or more; left out: the whole pool is dealt, in roughly equal parts."""
     min_size: int = 1
 
     def __post_init__(self) -> None:
@@ -268,6 +274,7 @@ class LogNormal(ByShares):
 
     kind = "lognormal"
     classes: int = 5
+    """How many classes a client holds, 1 or more."""
     min_size: int = 1
 
     def __post_init__(self) -> None:
@@ -299,8 +306,11 @@ class Attribute(Partitioner):
 
     kind = "attribute"
     column: str = "writer"
+    """The column of the dataset whose values are the clients."""
     min_samples: int = 1
+    """The fewest samples of a value that makes a client, 1 or more."""
     max_clients: int | None = None
+    """The most clients, 1 or more; left out: all that there are."""
 
     def __post_init__(self) -> None:
         require(self.min_samples >= 1, "attribute: min_samples", self.min_samples, "1 or more")

@@ -40,6 +40,8 @@ def eagle_synthetic(*, samples: int = 100, test: float = 0.2, validation: float 
 
     and client 2's points are turned by 45 degrees around the origin. The model is logistic regression.
 
+    samples: how many points a client has, 2 or more.
+
     Departures: classes are 0 and 1 instead of -1 and 1. The paper gives neither the share of the classes (here: equal,
     the odd sample goes to class 0), nor the direction of the turn (here: anticlockwise), nor the sizes of the splits of
     the 100 points (here: 60 train, 20 validation, 20 test, at random). The caption of its figure 5 says that clients 1
@@ -76,6 +78,8 @@ def fedtilt_toy(problem: int = 1, *, seed: int = 0) -> Federation:
     100 points of each group to train on, 20 to test; problems 2 and 3: 150 and 50, tested on 30 and 10. In problem 3,
     N(0, 0.15^2) noise is added to 10% of the first group's training points; column "outlier" marks them.
     The model is logistic regression.
+
+    problem: which of the three problems, 1 to 3.
 
     Departures: the paper's "100 data points from the both classes" is read as 100 of each, which gives all problems 200
     training points per client. Outliers are made in the training part only, so that tests measure the clean problem.
@@ -145,6 +149,9 @@ def ditto_point(
     half the squared error has that loss up to a constant, and its weight is v. `test` further observations of the same
     point are each client's test split.
 
+    samples: how many observations a client trains on, 1 or more. test: how many observations it is tested on, 0 or
+    more. dim: how many numbers a point has, 1 or more.
+
     Departures: theta, which has a flat prior in the paper, is given; points may have `dim` > 1 dimensions, independent
     of each other. The paper's figures do not state their numbers; the defaults are ours.
     """
@@ -196,6 +203,9 @@ def ditto_linear(
     The last `malicious` client ids are the malicious ones. Orthogonality makes this the point estimation of v_k from
     its least-squares estimate, with noise sigma^2 / (n b). Inputs are kept in float64: there it holds to rounding.
 
+    samples: how many samples a client trains on, at least as many as features. test: how many samples it is tested on,
+    0 or more. b: the mean square of a feature, above 0.
+
     Departures: theta is given, one number for all weights. Test inputs are N(0, b I), not orthogonalised: only their
     expected covariance is b I. The defaults are ours.
     """
@@ -240,6 +250,10 @@ def leaf_synthetic(
     With `iid`, all clients share one W, b ~ N(0, 1) and v_k = 0, and alpha and beta play no part. Without, u_k adds the
     same number to the score of every class: by its definition alpha changes no label, and models differ between clients
     because each draws its own.
+
+    alpha: standard deviation of what is added to all of a client's model, 0 or more; it changes no label. beta:
+    standard deviation of where the clients' inputs lie, 0 or more. iid: whether all clients share one model and one
+    distribution of inputs. classes: how many classes there are, 2 or more.
 
     Departures: alpha and beta are standard deviations, as in the authors' program (the paper does not say; at 0 and 1
     it makes no difference). One sample in ten is for test, as there; which ones is drawn at random.

@@ -6,13 +6,12 @@ so a config section and a class here are one thing.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
-from equipoise.errors import EquipoiseError, require
+from equipoise.errors import EquipoiseError, positive, require
 
 _STRICT = {"extra": "forbid", "strict": True}
 
@@ -44,7 +43,7 @@ class Train:
         one = self.steps is None or self.epochs == 1  # which is what a config says that was written with all defaults
         require(one, f"train.steps with epochs = {self.epochs}", self.steps, "leave out one of them")
         require(self.batch >= 0, "train.batch", self.batch, "1 or more; 0 is the full batch")
-        require(0 < self.lr < math.inf, "train.lr", self.lr, "a step size above 0")
+        require(positive(self.lr), "train.lr", self.lr, "a step size above 0")
         require(0 < self.lr_decay <= 1, "train.lr_decay", self.lr_decay, "above 0, at most 1 (no decay)")
 
 

@@ -66,4 +66,5 @@ class AFL(ServerRule):
 
 
 def afl(eta_lam: float = 0.1, *, variant: Variant = "fedavg") -> Method:
+    """variant: "fedavg", local training, or "fedsgd", the paper's single step on all of a client's data."""
     return Method("afl", client("afl", variant), AFL(eta_lam))

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import Cohort, Method, Outcome, ServerRule, State
-from equipoise.errors import require
+from equipoise.errors import positive, require
 from equipoise.methods.rffl import (
     Largest,
     OwnModel,
@@ -73,8 +73,8 @@ class CGSV(ServerRule):
 
     def __post_init__(self) -> None:
         require(0 <= self.alpha < 1, "cgsv: alpha", self.alpha, "from 0 up to (not including) 1")
-        require(0 < self.gamma < torch.inf, "cgsv: gamma", self.gamma, "a norm above 0")
-        require(0 < self.beta < torch.inf, "cgsv: beta", self.beta, "above 0; 1e7 gives everyone everything")
+        require(positive(self.gamma), "cgsv: gamma", self.gamma, "a norm above 0")
+        require(positive(self.beta), "cgsv: beta", self.beta, "above 0; 1e7 gives everyone everything")
         require(self.largest in ("tensor", "model"), "cgsv: largest", self.largest, 'use "tensor" or "model"')
 
     def init(self, w: Tensor) -> State:

@@ -55,8 +55,11 @@ _BASE = "base."  # before the names of the base rule's state, so that they canno
 
 @dataclass(frozen=True)
 class Ditto(ClientRule):
-    """lam: strength of the pull, 0 or more; 0 is local training, towards infinity v becomes w. strong: whether clients
-    believe that the attack is strong. candidates: other strengths to choose from than the paper's."""
+    """lam: strength of the pull, 0 or more; 0 is local training, towards infinity v becomes w. solver: "joint" trains v
+    beside w in every round, "finetune" starts it from w after the last one. strong: whether clients believe that the
+    attack is strong, and choose from (0.05, 0.1, 0.2) in place of (0.1, 1, 2). candidates: other strengths to choose
+    from. finetune_epochs: how long "finetune" goes on, 1 or more.
+    """
 
     lam: float = 1.0
     base: ClientRule = SGD()
@@ -250,9 +253,9 @@ def ditto(
     candidates: tuple[float, ...] = (),
     finetune_epochs: int = 50,
 ) -> Method:
-    """`base` gives client and server rule of the global model (FedAvg with the plain mean); `server` overrides.
-
-    Without `lam`, every client chooses its own on validation data; with it, it is fixed unless `choose` says more.
+    """base: gives client and server rule of the global model; left out: FedAvg with the plain mean. choose: "fixed",
+    lam for everyone; or by validation losses, "validation", a model for each candidate, of which the best is used, or
+    "greedy", the best candidate in every step; left out: "fixed" if lam is given, otherwise "validation".
     """
     name = f"ditto+{base.name}" if base else "ditto"
     base = base or Method(server=WeightedMean("uniform"))

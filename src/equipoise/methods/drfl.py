@@ -25,8 +25,6 @@ from equipoise.weighting import check_weights, shares
 
 @dataclass(frozen=True)
 class DRFL(Reweighting):
-    """weights: how clients count beside their loss; "uniform", "size" or "capped"."""
-
     weights: str = "uniform"
 
     def __post_init__(self) -> None:

@@ -94,7 +94,9 @@ class EAGLE(ClientRule):
 
 @dataclass(frozen=True)
 class GapWeights(ServerRule):
-    """lam: strength of the pull towards equal gaps, 0 or more; 0 is FedAvg (up to `scale`). The paper: 0.1 to 5."""
+    """lam: strength of the pull towards equal gaps, 0 or more; 0 is FedAvg (up to `scale`). The paper: 0.1 to 5.
+    scale: what weights are divided by: "norm", their length, as published; "sqrt_k", their root mean square, with which
+    lam = 0 is FedAvg; or "none"."""
 
     lam: float = 1.0
     scale: Scale = "norm"
@@ -144,4 +146,7 @@ class GapWeights(ServerRule):
 def eagle(
     lam: float = 1.0, *, scale: Scale = "norm", tolerance: float = 1e-4, window: int = 100, cap: int = 500
 ) -> Method:
+    """tolerance: the share by which a client's loss must still change in a window for it to go on training alone, from
+    0 up to (not including) 1. window: the epochs of a window, 1 or more. cap: the most epochs of training alone, 1 or
+    more."""
     return Method("eagle", EAGLE(Stop(tolerance, window, cap)), GapWeights(lam, scale))

@@ -35,10 +35,9 @@ Fisher = Literal["sample", "batch"]
 
 @dataclass(frozen=True)
 class EWC(Tuning):
-    """lam: strength of the pull, 0 or more; 0 is plain finetuning, towards infinity weights with I_i > 0 stay.
-
-    Steps diverge once lr * lam * I_i > 2. epochs: how long clients train, 1 or more. fisher: squares of the gradients
-    of single samples, as it is defined, or of batches.
+    """lam: strength of the pull, 0 or more; 0 is plain finetuning, towards infinity weights with I_i > 0 stay. Steps
+    diverge once lr * lam * I_i > 2. epochs: how long clients train, 1 or more. fisher: squares of the gradients of a
+    single "sample", as it is defined, or of a "batch".
     """
 
     lam: float = 1.0

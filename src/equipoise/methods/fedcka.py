@@ -23,7 +23,6 @@ differ between samples, to 1e-5 (or a batch has one), CKA is 0/0: there it is 0,
 """
 
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 from torch import Tensor
@@ -41,7 +40,7 @@ from equipoise.core import (
     State,
     WeightedMean,
 )
-from equipoise.errors import not_negative, require
+from equipoise.errors import not_negative, positive, require
 
 _CONSTANT = 1e-5  # what differs by less between samples, relative to its size, is rounding
 
@@ -60,7 +59,7 @@ class FedCKA(ClientRule):
         require(not_negative(self.mu), "fedcka: mu", self.mu, "0 or more; 0 is FedAvg")
         if self.layers < 1:
             raise EquipoiseError(f"fedcka: layers is {self.layers}", "1 or more; the paper compares the first 2")
-        if not (isfinite(self.temperature) and self.temperature > 0):
+        if not positive(self.temperature):
             raise EquipoiseError(f"fedcka: temperature is {self.temperature}", "above 0")
         self.__dict__.update(features=self.layers)
 

@@ -32,7 +32,8 @@ Form = Literal["added", "mixed"]
 
 @dataclass(frozen=True)
 class FedGini(Reweighting):
-    """eps: how much everyone counts the same, from 0 to 1; 1 is the plain mean."""
+    """eps: how much everyone counts the same, from 0 to 1; 1 is the plain mean. form: "added", 1 for everyone and
+    (1 - eps) r_i on top, or "mixed", eps / m and (1 - eps) r_i; r_i grows with the rank of the loss."""
 
     eps: float = 0.5
     form: Form = "added"

@@ -71,9 +71,14 @@ _ABLATIONS: Mapping[Ablation, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class FedLF(ServerRule):
-    """layer: what gets a direction of its own; fragments: how many pieces with layer = "fragments" (None: as many as
-    layers). fair: the objective beside the clients'; theta: where "fedmdfg" uses it, in radians. absent: who counts
-    without being there; cap: how many clients are remembered. stop: end the run at a Pareto stationary model.
+    """layer: what gets a direction of its own: a "module", a "tensor", the "model", or each of some "fragments" of
+    equal size. fragments: how many with layer = "fragments", 1 or more; left out: as many as modules. normalise_rows:
+    whether updates are scaled to their mean length, layer by layer, before the search. fair: the objective beside the
+    clients': "cos", the angle between the losses and equal ones; "fedmdfg", likewise, but only where it is above theta;
+    or "none". theta: the angle that "fedmdfg" tolerates, in radians from 0 to pi/2. absent: whose last update counts
+    too: "recent", those of clients drawn in the last M/K rounds (M clients seen, K in a round); "last", in the last
+    one; "all" or "none". cap: how many clients are remembered, 0 or more. stop: whether the run ends at a Pareto
+    stationary model.
     """
 
     layer: Layer = "module"
@@ -266,7 +271,9 @@ def fedlf(
     stop: bool = False,
     ablation: Ablation | None = None,
 ) -> Method:
-    """`ablation` overrides the option that it is about."""
+    """grad: what clients send: "pseudo", updates of local training, or "full", one step on all of their data.
+    direction: "hull", the paper's, or "mean", the plain mean of updates, whatever else is set. ablation: one of the
+    paper's, which overrides the option that it is about (direction, layer, fair or absent)."""
     _one_of("grad", grad, ("pseudo", "full"))
     _one_of("direction", direction, ("hull", "mean"))
     if ablation is not None:

@@ -18,19 +18,19 @@ lam0 is any point of the simplex; which one its experiments used could not be ch
 """
 
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 
 from equipoise.core import SGD, Cohort, EquipoiseError, Method, Outcome, ServerRule, State
+from equipoise.errors import positive
 from equipoise.methods._directions import length, mixture, shortest_within, told
 from equipoise.weighting import check_weights, shares
 
 
 @dataclass(frozen=True)
 class FedMGDA(ServerRule):
-    """eps: how far a weight may be from 1/m, from 0 (the mean of the directions) to 1 (MGDA); the paper: 0.01 to 1.
-    server_lr: length of a step in which all clients agree, above 0. weights: "uniform", "size" or "capped"."""
+    """eps: how far a weight may be from that of the mean, from 0 (the mean of the directions) to 1 (MGDA); the paper:
+    0.01 to 1. server_lr: length of a step in which all clients agree, above 0."""
 
     eps: float = 0.1
     server_lr: float = 1.0
@@ -40,7 +40,7 @@ class FedMGDA(ServerRule):
         check_weights("fedmgda", self.weights)
         if not 0 <= self.eps <= 1:
             raise EquipoiseError(f"fedmgda: eps is {self.eps}", "from 0, the mean of the directions, to 1, MGDA")
-        if not (self.server_lr > 0 and isfinite(self.server_lr)):
+        if not positive(self.server_lr):
             raise EquipoiseError(f"fedmgda: server_lr is {self.server_lr}", "above 0; the longest possible step")
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:

@@ -38,7 +38,8 @@ from equipoise.core import (
 
 @dataclass(frozen=True)
 class FedSGD(ClientRule):
-    """batch: samples in the step, None for all. momentum: from 0 up to (not including) 1; 0 is plain FedSGD."""
+    """batch: samples in the step, 1 or more; left out: all. momentum: from 0 up to (not including) 1; 0 is plain
+    FedSGD. damped: whether a new gradient counts 1 - momentum; else it counts in full, and steps get longer."""
 
     batch: int | None = None
     momentum: float = 0.0

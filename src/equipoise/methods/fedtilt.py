@@ -79,8 +79,11 @@ class Tilting(ClientRule):
 class TiltedCentre(ServerRule):
     """The point whose tilted distance to the clients' models is smallest.
 
-    q: any sign; 0 is the mean (dist = "squared") or the geometric median ("l2"), towards +infinity the centre of the
-    smallest ball around all models, towards -infinity one client's model. steps: 1 or more. eta3: above 0, below 1.
+    q: the tilt between clients, any sign; 0 is the mean (dist = "squared") or the geometric median ("l2"), towards
+    +infinity the centre of the smallest ball around all models, towards -infinity one client's model. dist: what is
+    tilted: "squared" distances between models, or "l2", the distances. normalise_dist: whether distances are divided by
+    their median first, so that q means the same for every model and step size. steps: how many steps lead to the
+    centre, 1 or more. eta3: the size of such a step, above 0, below 1; 0.5 leads to the mean at once when q = 0.
     """
 
     q: float = 0.0
@@ -186,7 +189,9 @@ def fedtilt(
     eta3: float = 0.5,
     server: ServerRule | None = None,
 ) -> Method:
-    """mu: strength of the pull on personal models, 0 or more; 0 is local training. `server` replaces the centre."""
+    """lam: the tilt between the samples of a class, any sign; 0 is their mean. tau: the tilt between the classes of a
+    client, any sign; 0 is their mean by size. mu: strength of the pull on personal models, 0 or more; 0 is local
+    training. server: a rule in place of the tilted centre."""
     require(not_negative(mu), "fedtilt: mu", mu, "0 or more; 0 is local training")
     check_tilt("fedtilt", "lam", lam)
     check_tilt("fedtilt", "tau", tau)

@@ -38,7 +38,9 @@ Variant = Literal["coin", "local"]
 @dataclass(frozen=True)
 class L2SGD(ClientRule):
     """lam: strength of the pull towards the mean, 0 or more; 0 is local training, towards infinity all models are their
-    mean. p: chance of an aggregation, above 0 and below 1; (1 - p) / p local steps lie between two of them."""
+    mean. p: chance of an aggregation, above 0 and below 1; (1 - p) / p local steps lie between two of them. variant:
+    "coin" draws how many local steps a round has, and models are pulled after them; "local" has those of the run, pulls
+    in each, and needs no p."""
 
     lam: float = 1.0
     p: float = 0.1

@@ -24,14 +24,13 @@ models; others run, without any guarantee and with a `reason` in the log: models
 """
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from equipoise.core import At, Cohort, EquipoiseError, Method, Outcome, Schedule, ServerRule, State, Stream
-from equipoise.errors import require
+from equipoise.errors import positive, require
 from equipoise.methods._personal import require_strength
 from equipoise.methods.local import Alone
 
@@ -41,7 +40,8 @@ Models = Literal["any", "convex"]
 @dataclass(frozen=True)
 class OwnTask(Alone):
     """Gradient steps on a model of one's own, which becomes what the server makes of it. A round without an answer is
-    forgotten. steps: of a round, 1 or more. models: "convex" refuses models with hidden layers."""
+    forgotten. steps: how many gradient steps a round has, 1 or more; 1 is exact. models: "any", or "convex", which
+    refuses models with hidden layers."""
 
     steps: int = 1
     models: Models = "any"
@@ -85,7 +85,7 @@ class Relations(ServerRule):
     def __post_init__(self) -> None:
         require_strength("mocha", self.lam, "local training")
         require(self.every >= 1, "mocha: every", self.every, "a number of rounds, 1 or more")
-        require(isfinite(self.eps) and self.eps > 0, "mocha: eps", self.eps, "above 0, such as 1e-3")
+        require(positive(self.eps), "mocha: eps", self.eps, "above 0, such as 1e-3")
         require(self.steps >= 1, "mocha: steps", self.steps, "1 or more; 1 is exact")
 
     def init(self, w: Tensor) -> State:

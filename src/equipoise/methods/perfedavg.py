@@ -17,14 +17,13 @@ about; Ditto's authors finetune for many epochs instead.
 """
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from equipoise.core import At, ClientRule, Mean, Method, Objective, Schedule, ServerRule, State, Stream, WeightedMean
-from equipoise.errors import not_negative, require
+from equipoise.errors import not_negative, positive, require
 from equipoise.methods._personal import Adapted
 
 Variant = Literal["hf", "fo"]
@@ -33,7 +32,8 @@ Variant = Literal["hf", "fo"]
 @dataclass(frozen=True)
 class PerFedAvg(ClientRule):
     """alpha: size of the step that clients will take, 0 or more; 0 is FedAvg with a plain mean. The paper: 0.01, 0.001.
-    delta: how far from w_k the two gradients of "hf" are taken, above 0; towards 0 H_k g is exact, but for rounding."""
+    variant: "hf" has the term with second derivatives, from two gradients more; "fo" leaves it out. delta: how far from
+    w_k the two gradients of "hf" are taken, above 0; towards 0 the term is exact, but for rounding."""
 
     alpha: float = 0.01
     variant: Variant = "hf"
@@ -43,7 +43,7 @@ class PerFedAvg(ClientRule):
     def __post_init__(self) -> None:
         require(not_negative(self.alpha), "perfedavg: alpha", self.alpha, "0 or more; 0 is FedAvg")
         require(self.variant in get_args(Variant), "perfedavg: variant", self.variant, 'use "hf" or "fo"')
-        require(isfinite(self.delta) and self.delta > 0, "perfedavg: delta", self.delta, "above 0, such as 1e-3")
+        require(positive(self.delta), "perfedavg: delta", self.delta, "above 0, such as 1e-3")
         self.__dict__.update(batches=3 if self.variant == "hf" else 2)
 
     def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:

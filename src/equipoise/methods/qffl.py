@@ -56,4 +56,5 @@ class QFFL(Reweighting):
 
 
 def qffl(q: float = 1.0, *, variant: Variant = "fedavg", weights: str = "uniform") -> Method:
+    """variant: "fedavg" (q-FedAvg), local training, or "fedsgd" (q-FedSGD), one step on all of a client's data."""
     return Method("qffl", client("qffl", variant), QFFL(q, weights))

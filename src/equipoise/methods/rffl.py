@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import At, Cohort, Layout, Method, Outcome, ServerRule, State
-from equipoise.errors import require
+from equipoise.errors import positive, require
 from equipoise.methods._rows import Table
 from equipoise.methods.local import Alone
 from equipoise.questions import answer, near, sent
@@ -179,10 +179,10 @@ class RFFL(ServerRule):
     def __post_init__(self) -> None:
         require(0 <= self.alpha < 1, "rffl: alpha", self.alpha, "from 0 up to (not including) 1")
         require(0 <= self.threshold < 1, "rffl: threshold", self.threshold, "from 0 up to (not including) 1")
-        require(self.clip is None or self.clip > 0, "rffl: clip", self.clip, "a norm above 0, or none")
+        require(self.clip is None or positive(self.clip), "rffl: clip", self.clip, "a norm above 0, or none")
         require(self.grace >= 0, "rffl: grace", self.grace, "a number of rounds, 0 or more")
         require(self.largest in ("tensor", "model"), "rffl: largest", self.largest, 'use "tensor" or "model"')
-        require(self.beta is None or self.beta > 0, "rffl: beta", self.beta, "above 0, or none")
+        require(self.beta is None or positive(self.beta), "rffl: beta", self.beta, "above 0, or none")
 
     @property
     def robust(self) -> bool:  # type: ignore[override]

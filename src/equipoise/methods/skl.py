@@ -26,8 +26,8 @@ from equipoise.methods._personal import Tuning, adapted, require_strength
 
 @dataclass(frozen=True)
 class SKL(Tuning):
-    """lam: strength of the pull, 0 or more; 0 is plain finetuning, towards infinity answers stay w's. epochs: how long
-    clients train, 1 or more. The model must have an output for each class."""
+    """The model must have an output for each class. lam: strength of the pull, 0 or more; 0 is plain finetuning,
+    towards infinity answers stay w's. epochs: how long clients train, 1 or more."""
 
     lam: float = 1.0
     objective: Objective = Mean()
