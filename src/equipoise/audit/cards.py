@@ -18,9 +18,9 @@ def method_card(label: str, table: Params) -> Card:
 
 
 def attack_card(label: str, table: Params | None) -> Card:
-    return (
-        Card(label, "Nobody attacks.") if table is None else _card(registry.get("attacks", table["name"]), label, table)
-    )
+    if table is None:
+        return Card(label, "Nobody attacks.")
+    return _card(registry.get("attacks", table["name"]), label, table)
 
 
 def _card(entry: Entry, label: str, table: Params, robust: bool = False) -> Card:
