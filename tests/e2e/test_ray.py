@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,7 @@ def test_a_job_whose_process_is_killed_is_done_again_from_its_checkpoint(cluster
     own.write_text(MORTAL)
     registry.load_file(own, "methods")
     plan = load_plan('[audit]\nmethods = ["mortal"]\nseeds = [0]\nalone_epochs = 3\n' + RUN)
-    assert run_audit(plan, tmp_path / "ray", engine=cluster, own=[own]) == {}
+    assert run_audit(plan, tmp_path / "ray", engine=replace(cluster, own=(own,))) == {}
     assert int((tmp_path / "died").read_text()) != os.getpid()
     assert (tmp_path / "rounds").read_text() == "0123" + "2345"
     assert run_audit(plan, tmp_path / "here") == {}
@@ -136,7 +137,7 @@ def test_what_a_job_raises_is_told_as_without_ray(cluster: Ray, tmp_path: Path) 
     )
     registry.load_file(own, "methods")
     plan = load_plan('[audit]\nmethods = ["fedavg", "broken"]\nseeds = [0]\nalone_epochs = 3\n' + RUN)
-    errors = run_audit(plan, tmp_path / "ray", engine=Ray(workers=1), own=[own])
+    errors = run_audit(plan, tmp_path / "ray", engine=Ray(workers=1, own=(own,)))
     assert errors == run_audit(plan, tmp_path / "here") == {plan.cells[1].name: "RuntimeError: this is broken"}
 
 
@@ -189,13 +190,13 @@ def in_session(leader: int) -> list[str]:
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EquipoiseError, match="Ray is not installed") as told:
-        next(Ray().ended({"one": print}, ()))
+        next(Ray().ended({"one": print}))
     assert "equipoise[ray]" in told.value.hint
 
 
 def test_no_jobs_need_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert list(Ray().ended({}, ())) == []
+    assert list(Ray().ended({})) == []
 
 
 def test_an_address_without_the_engine_is_refused() -> None:

@@ -35,7 +35,7 @@ def test_what_a_job_left_is_cleared_away_before_the_next(fails: bool, monkeypatc
 
     gc.disable()
     try:
-        for _, outcome in Local().ended({"first": job, "second": job, "third": job}, ()):
+        for _, outcome in Local().ended({"first": job, "second": job, "third": job}):
             with contextlib.suppress(ValueError):
                 outcome()
     finally:

@@ -12,7 +12,7 @@ import os
 import platform
 import signal
 import socket
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,8 +33,8 @@ Ended = Generator[tuple[str, Job], None, None]
 
 
 class Engine(Protocol):
-    def ended(self, jobs: Mapping[str, Job], own: Sequence[Path]) -> Ended:
-        """Do all jobs, with the user's files `own` loaded."""
+    def ended(self, jobs: Mapping[str, Job]) -> Ended:
+        """Do all jobs."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,14 @@ class Local:
 
     workers: int = 1
     own: tuple[Path, ...] = ()
-    """Files of the user's own that all jobs need, besides those that come with them."""
+    """Files with parts of the user's own, which every process loads before its first job."""
 
-    def ended(self, jobs: Mapping[str, Job], own: Sequence[Path]) -> Ended:
+    def ended(self, jobs: Mapping[str, Job]) -> Ended:
         if self.workers == 1:
             yield from ((name, partial(_done, job)) for name, job in jobs.items())
             return
         # Spawned, not forked: a fork inherits the locks and threads of its parent in whatever state they are.
-        known = (*self.own, *own)
-        pool = ProcessPoolExecutor(self.workers, get_context("spawn"), initializer=_start, initargs=(known,))
+        pool = ProcessPoolExecutor(self.workers, get_context("spawn"), initializer=_start, initargs=(self.own,))
         try:
             names: dict[Future[None], str] = {pool.submit(_done, job): name for name, job in jobs.items()}
             for future in as_completed(names):
@@ -76,7 +75,7 @@ class Ray:
     own: tuple[Path, ...] = ()
     """As `Local.own`."""
 
-    def ended(self, jobs: Mapping[str, Job], own: Sequence[Path]) -> Ended:
+    def ended(self, jobs: Mapping[str, Job]) -> Ended:
         if not jobs:
             return
         with _connected(self) as ray:
@@ -87,7 +86,7 @@ class Ray:
                 while True:
                     room = None if self.workers is None else self.workers - len(going)
                     for name, job in islice(waiting, room):
-                        going[task.remote(job, (*self.own, *own), Path.cwd())] = name
+                        going[task.remote(job, self.own, Path.cwd())] = name
                     if not going:
                         return
                     (found,), _ = ray.wait(list(going))

@@ -6,7 +6,7 @@ in any way goes on when it is started once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -40,10 +40,9 @@ def run(
     *,
     workers: int = 1,
     engine: Engine | None = None,
-    own: Sequence[Path] = (),
     report: Callable[[Step], None] | None = None,
 ) -> dict[str, str]:
-    """Run what is not finished yet; what went wrong, by the name of the cell. `own` are the user's files.
+    """Run what is not finished yet; what went wrong, by the name of the cell.
 
     `workers` processes on this machine do it, or the `engine`, if one is given.
     """
@@ -56,7 +55,7 @@ def run(
             jobs[f"each client alone, seed {seed}"] = partial(_alone, configs.dump(first.config), plan.audit.stop, out)
         for cell in plan.cells:
             jobs[cell.name] = partial(run_cell, configs.dump(cell.config), folder(out, cell), out)
-        return execute_all(jobs, engine or Local(workers), own, report or (lambda step: None))
+        return execute_all(jobs, engine or Local(workers), report or (lambda step: None))
 
 
 def folder(out: Path, cell: Cell) -> Path:
@@ -127,12 +126,10 @@ def _optima(made: experiment.Experiment, stop: Stop, out: Path) -> Optima:
 # -------------------------------------------------------------------------------------------------- in this process
 
 
-def execute_all(
-    jobs: Mapping[str, Job], engine: Engine, own: Sequence[Path], report: Callable[[Step], None]
-) -> dict[str, str]:
+def execute_all(jobs: Mapping[str, Job], engine: Engine, report: Callable[[Step], None]) -> dict[str, str]:
     """Have all jobs done by the engine; what went wrong, by name."""
     errors: dict[str, str] = {}
-    with closing(engine.ended(jobs, own)) as ended:
+    with closing(engine.ended(jobs)) as ended:
         for done, (name, result) in enumerate(ended, 1):
             try:
                 result()

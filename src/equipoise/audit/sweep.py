@@ -134,7 +134,6 @@ def run(
     *,
     workers: int = 1,
     engine: Engine | None = None,
-    own: Sequence[Path] = (),
     report: Callable[[Step], None] = lambda step: None,
 ) -> Chosen:
     """Run the grid on validation data, choose, and run the best with all splits; `engine` as for audits."""
@@ -145,7 +144,7 @@ def run(
     paths = {(i, s): out / "grid" / f"{i:03d}--s{s}" for i in range(len(combinations)) for s in seeds}
     texts = {(i, s): configs.dump(grid.config(combinations[i], s, "validation")) for i, s in paths}
     jobs: dict[str, Job] = {paths[k].name: partial(run_cell, texts[k], paths[k], out) for k in paths}
-    errors = execute_all(jobs, engine, own, report)
+    errors = execute_all(jobs, engine, report)
     scores = []
     for i, chosen in enumerate(combinations):
         values = [np.nan if paths[i, s].name in errors else _score(grid, texts[i, s], paths[i, s], out) for s in seeds]
@@ -160,7 +159,7 @@ def run(
         p.name: partial(run_cell, configs.dump(grid.config(best, s, "all")), p, out)
         for s, p in zip(seeds, final, strict=True)
     }
-    failed = execute_all(last, engine, own, report)
+    failed = execute_all(last, engine, report)
     if failed:
         raise EquipoiseError(f"the best combination failed with all splits: {next(iter(failed.values()))}")
     _record(grid, scores, out)

@@ -112,7 +112,7 @@ def run(
                 record = records[table.name]
                 for name, job in make(table, wanted, record, out):
                     jobs[name], home[name] = partial(_before, deadline, job), record
-            errors |= execute_all(jobs, engine or Local(workers), (), partial(_ended, home, report))
+            errors |= execute_all(jobs, engine or Local(workers), partial(_ended, home, report))
         return errors
 
 
