@@ -1,10 +1,13 @@
 """What RFFL and CGSV promise beyond their equations: shares, odd reputations, removals, and the ledger."""
 
+import importlib
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +20,8 @@ from equipoise.core import Cohort, Layout, Method, Outcome, ServerRule, State
 from equipoise.engine.settings import Participation
 from equipoise.errors import EquipoiseError
 from equipoise.methods.cgsv import CGSV, cgsv
-from equipoise.methods.rffl import RFFL, largest, rffl
+from equipoise.methods.rffl import RFFL, largest, places, rffl
+from equipoise.questions import answer
 from tests.small import federation, relative, simulation
 
 D = 12
@@ -65,10 +69,23 @@ def got(outcome: Outcome) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- shares
 
 
+def given_by(u: Tensor, quotas: list[float], layout: Layout) -> Tensor:
+    """[K, d]: what participants with these quotas get of u; without a layout, of the whole model."""
+    return largest(u, places(u.double(), layout), np.array(quotas))
+
+
+def chosen(values: Sequence[float], quota: float, layout: Layout) -> Tensor:
+    """[d] bool, literally: in each tensor the share of the largest, rounded up; of equals the first."""
+    out = torch.zeros(len(values), dtype=torch.bool)
+    for slot in layout.slots:
+        order = sorted(range(slot.start, slot.stop), key=lambda j: (-abs(values[j]), j))
+        out[order[: math.ceil(quota * len(order) - 1e-9)]] = True
+    return out
+
+
 def test_quota_one_gives_everything_and_quota_zero_nothing() -> None:
-    layout = cohort(noise(1)).layout
-    for by in ("tensor", "model"):
-        gifts = largest(noise(1)[0], torch.tensor([1.0, 0.0], dtype=torch.float64), layout, by)  # type: ignore[arg-type]
+    for layout in (cohort(noise(1)).layout, Layout()):
+        gifts = given_by(noise(1)[0], [1.0, 0.0], layout)
         assert torch.equal(gifts[0], noise(1)[0])
         assert not gifts[1].any()
 
@@ -76,8 +93,7 @@ def test_quota_one_gives_everything_and_quota_zero_nothing() -> None:
 @given(seed=st.integers(0, 999), low=st.floats(0.001, 1), high=st.floats(0.001, 1))
 def test_a_larger_quota_gets_all_that_a_smaller_one_gets(seed: int, low: float, high: float) -> None:
     u, layout = noise(1, seed=seed)[0], cohort(noise(1)).layout
-    quota = torch.tensor(sorted((low, high)), dtype=torch.float64)
-    less, more = largest(u, quota, layout, "tensor")
+    less, more = given_by(u, sorted((low, high)), layout)
     assert bool((more[less != 0] == u[less != 0]).all())
     for s in layout.slots:
         kept, left = u[s.start : s.stop][less[s.start : s.stop] != 0], u[s.start : s.stop][less[s.start : s.stop] == 0]
@@ -87,14 +103,12 @@ def test_a_larger_quota_gets_all_that_a_smaller_one_gets(seed: int, low: float, 
 
 def test_a_tensor_of_one_element_is_given_whole_to_anyone_with_a_quota() -> None:
     u = noise(1)[0]
-    gifts = largest(u, torch.tensor([0.01], dtype=torch.float64), cohort(noise(1)).layout, "tensor")
-    assert gifts[0, -1] == u[-1]
+    assert given_by(u, [0.01], cohort(noise(1)).layout)[0, -1] == u[-1]
 
 
 def test_of_equal_magnitudes_the_first_are_given() -> None:
     u = torch.tensor([-2.0, 2.0, -2.0, 2.0], dtype=torch.float64)
-    gifts = largest(u, torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64), Layout(), "tensor")
-    assert gifts.tolist() == [[-2, 0, 0, 0], [-2, 2, 0, 0], [-2, 2, -2, 0]]
+    assert given_by(u, [0.25, 0.5, 0.75], Layout()).tolist() == [[-2, 0, 0, 0], [-2, 2, 0, 0], [-2, 2, -2, 0]]
 
 
 @given(
@@ -107,18 +121,40 @@ def test_in_every_tensor_equal_magnitudes_are_given_from_the_first_on(
 ) -> None:
     u, ends = torch.tensor(values, dtype=torch.float64), sorted({0, len(values), *(c % len(values) for c in cuts)})
     layout = Layout.of({str(a): torch.empty(b - a) for a, b in itertools.pairwise(ends)})
-    expected = torch.zeros_like(u)
-    for slot in layout.slots:
-        order = sorted(range(slot.start, slot.stop), key=lambda j: (-abs(values[j]), j))
-        chosen = order[: math.ceil(quota * len(order) - 1e-9)]
-        expected[chosen] = u[chosen]
-    assert largest(u, torch.tensor([quota], dtype=torch.float64), layout, "tensor")[0].tolist() == expected.tolist()
+    assert given_by(u, [quota], layout)[0].tolist() == torch.where(chosen(values, quota, layout), u, 0.0).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "lengths", [(40000,), (1, 33000, 0, 7000, 1, 500), (3,) * 200, (1,) * 33000], ids=["one", "few", "many", "most"]
+)
+def test_shares_of_long_vectors_with_many_equals_are_the_same_to_the_bit(
+    lengths: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Magnitudes from the smallest to the largest, zeros of both signs, and neighbours that float32 cannot part."""
+    g, layout = np.random.default_rng(7), Layout.of({str(i): torch.empty(n) for i, n in enumerate(lengths)})
+    kinds = np.array([0.0, 5e-324, 1e-310, 1e-30, 0.3, 1.0, 1 + 2.0**-52, 1 + 2.0**-51, 1e30, 1e300])
+    u = torch.from_numpy(g.choice(kinds, layout.size) * g.choice([-1.0, 1.0], layout.size))
+    place, quotas = places(u, layout), [0.0, 1e-6, 0.1, 1 / 3, 0.5, 0.999, 1.0]
+    for gift, quota in zip(largest(u.to(dtype), place, np.array(quotas)), quotas, strict=True):
+        expected = torch.where(chosen(u.tolist(), quota, layout), u.to(dtype), 0.0)
+        assert torch.equal(gift.view(torch.uint8), expected.view(torch.uint8))
 
 
 def test_a_share_that_is_a_whole_number_up_to_rounding_is_not_rounded_up() -> None:
     u = torch.arange(1.0, 50.0, dtype=torch.float64)
-    third = torch.tensor([1 / 49 * (1 + 2e-16) * 7], dtype=torch.float64)
-    assert int((largest(u, third, Layout(), "model") != 0).sum()) == 7
+    assert int((given_by(u, [1 / 49 * (1 + 2e-16) * 7], Layout()) != 0).sum()) == 7
+
+
+@pytest.mark.parametrize("rule", [RFFL(), CGSV()], ids=["rffl", "cgsv"])
+def test_everything_is_sorted_before_a_gpu_is_asked(rule: ServerRule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a GPU still trains, orders for it cost no time; those that need its answer do."""
+    shared, asked, said = importlib.import_module("equipoise.methods.rffl"), answer, []
+    monkeypatch.setattr(shared, "places", lambda *a: said.append("places") or places(*a))
+    monkeypatch.setattr(shared, "answer", lambda *a: said.append("answer") or asked(*a))
+    state: State = {"ids": torch.arange(4), "reputation": torch.full((4,), 0.25, dtype=torch.float64)}
+    rule(cohort(alike(4)), state)
+    assert said == ["places", "answer"]
 
 
 # -------------------------------------------------------------------------------------- what participants end with

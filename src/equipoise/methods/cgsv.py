@@ -24,7 +24,6 @@ of a newcomer has no weight until it has been judged.
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from equipoise.core import Cohort, Method, Outcome, ServerRule, State
@@ -41,7 +40,7 @@ from equipoise.methods.rffl import (
     told,
     weights,
 )
-from equipoise.questions import near, sent
+from equipoise.questions import near
 
 LEAST = 1e-3
 """No reputation is smaller, before they are divided by their sum."""
@@ -84,17 +83,17 @@ class CGSV(ServerRule):
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
         ids, old, here = enrolled(state, near(cohort.ids).numpy())
         weight = weights(old[here], cohort.sizes)
-        found = aggregated(cohort, weight, lambda lengths: self.gamma / lengths)
+        found = aggregated(cohort, weight, lambda lengths: self.gamma / lengths, self.largest)
         new = old.copy()
         new[here] = self.alpha * old[here] + (1 - self.alpha) * found.cos
         reputation = parts_of_one(np.maximum(new, LEAST))
         wish = np.tanh(self.beta * reputation)
         quota = (wish / wish.max())[here]
-        rows, reason = cohort.updates, {"reason": "the aggregate is zero: nobody agrees with it"} if found.zero else {}
+        reason = {"reason": "the aggregate is zero: nobody agrees with it"} if found.zero else {}
         return Outcome(
-            direction=found.u.to(rows.dtype),
+            direction=found.u,
             state=ledger(ids, reputation),
-            downloads=largest(-found.u, sent(torch.from_numpy(quota), rows), cohort.layout, self.largest, rows.dtype),
+            downloads=largest(-found.u, found.place, quota),
             info={**told(reputation[here], quota, weight), **reason},
         )
 
