@@ -25,7 +25,6 @@ from equipoise.engine.dots import add_dot
 
 _DEEP = 16  # planes that fill a tensor core
 _FEW = 150  # numbers in a filter, of which a block takes fewer
-_TURNED = 4096  # numbers that a program holds at once
 _ENOUGH = 1056
 """Programs that keep a GPU busy; a sum over places is cut into parts until there are so many."""
 
@@ -115,20 +114,6 @@ def _sum(  # type: ignore[no-untyped-def]
     tl.store(part + to, total, (o < FILTERS)[:, None] & (q < PLANES * ROWS * COLUMNS)[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _turn(  # type: ignore[no-untyped-def]
-    w, to, w_client, w_filter, w_plane, FILTERS: tl.constexpr, PLANES: tl.constexpr, SIZE: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
-    """to[client, filter, q, plane] = w[client, filter, plane, q], q: a place in a filter of SIZE places."""
-    client, o = tl.program_id(2).to(tl.int64), tl.program_id(1)
-    plane, q = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, N)
-    within = (plane < PLANES)[:, None] & (q < SIZE)[None, :]
-    found = tl.load(w + client * w_client + o * w_filter + (plane * w_plane)[:, None] + q[None, :], within)
-    to += (client * FILTERS + o) * (SIZE * PLANES)
-    tl.store(to + (q * PLANES)[:, None] + plane[None, :], tl.trans(found), tl.trans(within))
-
-
 def forward(
     x: Tensor, w: Tensor, pad: tuple[int, int], precision: str, bias: Tensor | None = None, relu: bool = False
 ) -> Tensor:
@@ -159,7 +144,8 @@ def _applied(
     _, filters, _, rows, columns = w.shape
     y = x.new_empty(clients, batch, filters, *sizes)
     deep = planes % _DEEP == 0
-    w = _planes_together(w) if deep else w
+    if deep:  # numbers of a block of planes one behind the other
+        w = w.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     strides = w.stride()
     if turned:  # from the last number of a filter back to the first
         w, strides = w[..., rows - 1 :, columns - 1 :], (*strides[:3], -strides[3], -strides[4])
@@ -174,19 +160,6 @@ def _applied(
             **{"num_warps": warps, "num_stages": stages},
         )
     return y
-
-
-def _planes_together(w: Tensor) -> Tensor:
-    """The same filters, in memory with the planes of a place one behind the other. torch takes six times as long."""
-    w = _planes_in_one_piece(w)
-    clients, filters, planes, rows, columns = w.shape
-    to = w.new_empty(clients, filters, rows, columns, planes)
-    n = int(triton.next_power_of_2(rows * columns))
-    m = max(1, min(int(triton.next_power_of_2(planes)), _TURNED // n))
-    grid = triton.cdiv(planes, m), filters, clients
-    with torch.cuda.device_of(w):  # type: ignore[no-untyped-call]
-        _turn[grid](w, to, *w.stride()[:3], filters, planes, rows * columns, m, n)
-    return to.permute(0, 1, 4, 2, 3)
 
 
 def of_filters(g: Tensor, x: Tensor, shape: torch.Size, pad: tuple[int, int], precision: str) -> Tensor:
