@@ -125,10 +125,9 @@ def test_the_first_round_is_fedavg_and_the_second_is_not() -> None:
 def test_a_client_keeps_the_model_it_trained_last_and_before_that_the_initial_one() -> None:
     fed = federation(SIZES)
     sim = simulate(fedcka(), fed, per_round=2, rounds=1)
-    kept = {k: sim.simulator.store.get(torch.tensor([k])) for k in range(4)}
     known = [k for k in range(4) if bool(sim.simulator.store.known(torch.tensor([k])))]
     assert len(known) == 2
-    ends = torch.stack([kept[k]["previous"][0] for k in known])
+    ends = torch.stack([sim.simulator.store.get(torch.tensor([k]))["previous"][0] for k in known])
     sizes = torch.tensor([SIZES[k] for k in known], dtype=torch.float64)
     assert torch.allclose(sim.server.w, (sizes / sizes.sum()) @ ends)
     assert torch.equal(FedCKA().init(sim.simulator.w0[None])["previous"][0], sim.simulator.w0)
