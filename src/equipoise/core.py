@@ -29,7 +29,7 @@ from equipoise.losses import Mean as Mean
 from equipoise.losses import Objective as Objective
 from equipoise.questions import near
 from equipoise.streams import Stream as Stream
-from equipoise.weighting import check_weights, shares, spread
+from equipoise.weighting import Weights, check_weights, shares, spread
 from equipoise.weighting import normalised as normalised
 
 State = dict[str, Tensor]
@@ -204,7 +204,7 @@ class Aggregator(ServerRule):
 class WeightedMean(Aggregator):
     """sum_k n_k u_k / sum_k n_k, the server of FedAvg; `weights`: "size", "uniform" (the plain mean) or "capped"."""
 
-    weights: str = "size"
+    weights: Weights = "size"
     early = True
 
     def __post_init__(self) -> None:

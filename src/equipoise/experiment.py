@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from equipoise.data.synthetic import SYNTHETIC
 from equipoise.engine.run import Scenario, Simulation
 from equipoise.engine.settings import Admission, Participation, Run, Train
 from equipoise.errors import EquipoiseError, nearest, require
-from equipoise.provenance import IN_PYTHON, environment, params, recorded
+from equipoise.provenance import IN_PYTHON, environment, own_files, params, recorded
 from equipoise.results import MemoryRun, Result, RunFolder, load_result
 from equipoise.streams import Stream
 from equipoise.threat import Attack
@@ -40,6 +40,8 @@ class Experiment:
     """The resolved config it was made from, if it was."""
     labels: Mapping[str, Any] | None = None
     """What to call it in tables: method, attack, dataset, seed."""
+    own: Mapping[str, str] = field(default_factory=dict)
+    """Parts whose files are the user's own, with the sha256 of each file."""
 
 
 # ------------------------------------------------------------------------------------------ putting together
@@ -57,7 +59,7 @@ def build(config: configs.Config, federation: Federation | None = None) -> Exper
         "dataset": config.data.dataset,
         "seed": config.run.seed,
     }
-    return Experiment(scenario, method, config.run, configs.dump(config), labels)
+    return Experiment(scenario, method, config.run, configs.dump(config), labels, own_files(config))
 
 
 def _model(kind: str, params: Mapping[str, Any], federation: Federation, seed: int) -> nn.Module:
@@ -122,7 +124,7 @@ def run(
         name = next(iter(settings))
         known = [f for kind in made for f in kind.__dataclass_fields__]
         raise EquipoiseError(f"run: there is no setting {name!r}", nearest(name, known))
-    method, chosen = method or Method(), made[Run]
+    method, chosen, own = method or Method(), made[Run], registry.own_files({"model": model})
     if not isinstance(model, nn.Module):
         spec = {"kind": model} if isinstance(model, str) else dict(model)
         model = _model(spec.pop("kind"), spec, federation, chosen.seed)
@@ -133,7 +135,7 @@ def run(
         "dataset": federation.data.name,
         "seed": chosen.seed,
     }
-    experiment = Experiment(scenario, method, chosen, labels=labels)
+    experiment = Experiment(scenario, method, chosen, labels=labels, own=own)
     return execute(experiment, Path(out) if out else None, progress, track=track)
 
 
@@ -166,8 +168,8 @@ def execute(
     require(not (on_the_way and early), "on_the_way", sorted(on_the_way or ()), "for runs in memory, without a finish")
     simulation = Simulation(experiment.scenario, experiment.method, experiment.run)
     simulation.simulator.reached = reached
-    record = recorded(experiment, out)
-    folder = RunFolder.create(out, record, environment(simulation)) if out else MemoryRun(record, models)
+    record, around = recorded(experiment, out), environment(simulation, experiment.own)
+    folder = RunFolder.create(out, record, around) if out else MemoryRun(record, models)
     try:
         if isinstance(folder, RunFolder) and folder.finished:
             return load_result(folder.path)

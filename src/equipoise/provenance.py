@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import tomllib
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from equipoise import config as configs
+from equipoise import registry
 from equipoise.engine.run import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.results import RunFolder
@@ -77,7 +79,19 @@ def _described(experiment: Experiment) -> str:
     return IN_PYTHON + "\n" + "".join(f"# {name}: {value}\n" for name, value in parts.items())
 
 
-def environment(simulation: Simulation) -> dict[str, Any]:
+def own_files(config: configs.Config) -> dict[str, str]:
+    """The user's own parts that a config names, each with the sha256 of its file."""
+    attack = config.attack and config.attack.table()
+    return registry.own_files({"method": config.method.table(), "attack": attack, "model": config.model.name})
+
+
+def same_files(config: configs.Config, path: Path) -> None:
+    """An error if `path` holds a run of this config that was made with other files of the user's own."""
+    if (path / "config.toml").is_file():
+        RunFolder.open(path).same_files(own_files(config))
+
+
+def environment(simulation: Simulation, own: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What the numbers may depend on besides the config."""
     packages = ("equipoise", "torch", "numpy", "pyarrow", "safetensors")
     device = simulation.server.w.device
@@ -90,4 +104,5 @@ def environment(simulation: Simulation) -> dict[str, Any]:
         "executor_reason": simulation.executor_reason,
         "precision": simulation.settings.precision,
         "threads": torch.get_num_threads(),
+        **({"own": dict(own)} if own else {}),
     }

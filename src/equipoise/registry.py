@@ -7,6 +7,7 @@ the command line the name is that of the file, with "-" for "_". A file whose na
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -22,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from equipoise import core
+from equipoise import core, files
 from equipoise.errors import EquipoiseError, nearest
 from equipoise.threat import Attack
 
@@ -42,6 +43,12 @@ LOADABLE: tuple[Kind, ...] = (*OWN, "models")
 """What a file of the user's own may hold."""
 _BASES: Mapping[str, type] = {"rules": core.ServerRule, "filters": core.Filter, "attacks": Attack}
 _OWN: dict[str, dict[str, Entry]] = {}  # the user's own files, by kind; see `load_file`
+_NAMED: Mapping[str, tuple[Kind, ...]] = {
+    "method": ("methods", "rules", "filters"),
+    "attack": ("attacks",),
+    "model": ("models",),
+}
+"""What a section of a run may name of these."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,8 @@ class Entry:
     make: Callable[..., Any]
     doc: Doc
     parameters: tuple[Parameter, ...]
+    sha256: str = ""
+    """Of the file it was loaded from, if that is the user's own."""
 
     @classmethod
     def of(cls, name: str, kind: Kind, make: Callable[..., Any], doc: str | None, skip: int = 0) -> Entry:
@@ -261,8 +270,9 @@ def load_file(path: Path, kind: Kind | None = None) -> Entry:
     stem, what = path.stem.replace("-", "_"), " or ".join(SINGULAR[k] for k in kinds)
     if not path.is_file() or path.suffix != ".py":
         raise EquipoiseError(f"{path}: not a Python file", f"give the path of a .py file with a {what}")
+    source = files.read_bytes(path)
     with blaming(path):
-        module = _import(path, f"equipoise_own_{kind or 'part'}_{stem}")
+        module = _import(path, source, f"equipoise_own_{kind or 'part'}_{stem}")
         made = {k: make for k in kinds if (make := _part_in(module, stem, k))}
         if not made:
             found = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__]
@@ -272,8 +282,28 @@ def load_file(path: Path, kind: Kind | None = None) -> Entry:
         home, make = next(iter(made.items()))
         _require_new(path, _kebab(stem), (home,) if kind or home == "models" else OWN)
         entry = Entry.of(_kebab(stem), home, make, module.__doc__ or make.__doc__, skip=2 if home == "models" else 0)
+    entry = replace(entry, sha256=hashlib.sha256(source).hexdigest())
     _OWN.setdefault(home, {})[entry.name] = entry
     return entry
+
+
+def own_files(sections: Mapping[str, Any]) -> dict[str, str]:
+    """The user's own parts that a run's sections name, such as "method mine", with the sha256 of the file of each."""
+    found: dict[str, str] = {}
+    for section, kinds in _NAMED.items():
+        own = [entry for kind in kinds for entry in _OWN.get(kind, {}).values()]
+        words = set(_words(sections.get(section))) if own else set()
+        found |= {f"{SINGULAR[e.kind]} {e.name}": e.sha256 for e in own if e.name in words}
+    return found
+
+
+def _words(value: Any) -> Iterator[str]:
+    """All text in tables and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _words(inner)
 
 
 def _require_new(path: Path, name: str, kinds: Sequence[Kind]) -> None:
@@ -299,11 +329,11 @@ def blaming(where: object) -> Iterator[None]:
         raise EquipoiseError(told, "the file cannot be used as it is; -v shows where it fails") from error
 
 
-def _import(path: Path, name: str) -> types.ModuleType:
+def _import(path: Path, source: bytes, name: str) -> types.ModuleType:
+    """The module of what was read, not of the file, or of its bytecode, as it may be by now."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their own module up while it is being made
-    spec.loader.exec_module(module)
+    exec(compile(source, path, "exec", dont_inherit=True), vars(module))
     return module

@@ -12,12 +12,15 @@ nothing where sizes are claims.
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
 
-WAYS = ("uniform", "size", "capped")
+Weights = Literal["uniform", "size", "capped"]
+WAYS: tuple[Weights, ...] = get_args(Weights)
 
 
 def check_weights(where: str, way: str) -> None:
@@ -25,7 +28,7 @@ def check_weights(where: str, way: str) -> None:
         raise EquipoiseError(f"{where}: weights is {way!r}", 'use "uniform", "size" or "capped"')
 
 
-def shares(sizes: Tensor, way: str) -> Tensor:
+def shares(sizes: Tensor, way: Weights) -> Tensor:
     """[m] float64 that sum to 1. Where nobody is left with a sample to count by, all count the same."""
     n = sizes.to(torch.float64)
     if way == "uniform" or len(n) == 0:

@@ -164,7 +164,7 @@ def answer(message, context):
         return client_app(there / "run.toml")(message, context)
     other = Path(context.node_config["folder"]) / "app" / "federation"
     shutil.copytree(there, other, dirs_exist_ok=True)
-    (other / "own" / "lazy.py").write_text("import os")
+    {tampered}
     return client_app(other / "run.toml")(message, context)
 
 
@@ -173,9 +173,19 @@ app.query()(answer)
 """
 
 
-@pytest.mark.parametrize("tampered", [False, True])
+FASTER = 'run = other / "run.toml"; run.write_text(run.read_text().replace("lr = 0.1", "lr = 0.2"))'
+
+
+@pytest.mark.parametrize(
+    ("tampered", "told"),
+    [
+        ("", "not the server's"),
+        ('(other / "own" / "lazy.py").write_text("import os")', "own/lazy.py is not the server's: sha256"),
+        (FASTER, "[train] in run.toml is not the server's: sha256"),
+    ],
+)
 def test_parts_of_ones_own_travel_with_the_app_and_a_node_with_another_file_is_refused(
-    tampered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tampered: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from equipoise import registry
     from equipoise.flower import local, parts, writing
@@ -187,13 +197,13 @@ def test_parts_of_ones_own_travel_with_the_app_and_a_node_with_another_file_is_r
     with local.prepared(chosen, out) as here:
         app = writing.new(here.work / "app", chosen, out, 100, here.roster(), own)
         if tampered:
-            (app / "federation" / "client_app.py").write_text(TAMPERED)
+            (app / "federation" / "client_app.py").write_text(TAMPERED.format(tampered=tampered))
         local.start(here)
         here.submit(app)
         here.wait(out, 400)
         said = here.log("run").read_text() + here.log("superexec").read_text()
     assert missing(out) == ({(0, 2): "error", (1, 2): "error"} if tampered else {})
-    assert ("own/lazy.py is not the server's file" in said) == tampered
+    assert (told in said) == bool(tampered)
     has_bits_of(simulated(chosen, missing(out)), out)
 
 

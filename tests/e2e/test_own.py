@@ -1,6 +1,7 @@
 """Parts of one's own, on every command that may meet them; each command is a process of its own, and knows nothing."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,141 @@ def test_a_table_of_ones_own_takes_them(workers: str) -> None:
     assert equipoise("reproduce", "us/ours", "--experiments", "tables", "--out", "kept", "--show").exit_code == 2
 
 
+# ---------------------------------------------------------------------------------- files that change under results
+
+
+def edit(name: str, old: str, new: str) -> None:
+    text = Path(name).read_text()
+    assert old in text
+    Path(name).write_text(text.replace(old, new))
+
+
+def refused(*args: str) -> str:
+    told = equipoise(*args)
+    assert told.exit_code == 2, told.output
+    return str(told.stderr)
+
+
+def mtimes(folder: str) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def stopped(out: str) -> None:
+    """The run, killed after its first round."""
+    from equipoise import config, experiment
+
+    registry._OWN.clear()
+    for name in (*PARTS, "tiny.py"):
+        registry.load_file(Path(name))
+
+    def stop(progress: experiment.Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        experiment.execute(experiment.build(config.load(Path("run.toml"), ["run.checkpoint_every=1"])), Path(out), stop)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "part"),
+    [
+        ("lazy.py", "SGD(), server", "SGD(),  server", "method lazy"),
+        ("half.py", "by: float = 2.0", "by: float = 2.5", "server rule half"),
+        ("same.py", "return cohort, {}", "return cohort, {'a': 1}", "filter same"),
+        ("mute.py", "self.left * seen.own", "self.left / 2 * seen.own", "attack mute"),
+        ("tiny.py", "nn.ReLU()", "nn.Tanh()", "model tiny"),
+    ],
+)
+def test_a_run_is_not_resumed_with_another_file(name: str, old: str, new: str, part: str) -> None:
+    stopped("mine")
+    shutil.copytree("mine", "whole")
+    done("resume", "whole", "-q", *OWN)
+    edit(name, old, new)
+    for command in (["resume", "mine"], ["resume", "whole"], ["report", "whole", "--out", "page.html"]):
+        told = refused(*command, *OWN)
+        assert f"the file of {part} is not the one that {command[1]} was made with: sha256 " in told
+        assert "hint: put the file back as it was, or run anew: with another --out" in told
+    noted = files.read_json(Path("mine/environment.json"))
+    before, now = noted["own"][part], files.sha256(Path(name))
+    assert f"sha256 {before[:12]}... then, {now[:12]}... now" in told
+    Path(name).write_text({**PARTS, "tiny.py": MODEL}[name])
+    done("resume", "mine", "-q", *OWN)
+    assert Path("mine/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+
+
+def test_a_run_from_before_files_were_noted_is_resumed() -> None:
+    stopped("mine")
+    noted = files.read_json(Path("mine/environment.json"))
+    del noted["own"]
+    files.write_json(Path("mine/environment.json"), noted)
+    edit("half.py", "float = 2.0", "float = 2.5")
+    done("resume", "mine", "-q", *OWN)
+
+
+def test_a_file_that_a_run_does_not_use_may_change() -> None:
+    Path("run.toml").write_text(CONFIG.replace(', filters = [{ name = "same" }]', ""))
+    stopped("mine")
+    edit("same.py", "return cohort, {}", "return cohort, {'a': 1}")
+    done("resume", "mine", "-q", *OWN)
+
+
+def test_an_audit_is_neither_gone_on_with_nor_told_of_with_another_file() -> None:
+    Path("audit.toml").write_text(AUDIT.replace('kind = "tiny"\nwidth = 5', 'kind = "linear"'))
+    ask = ["audit", "audit.toml", "--workers", "1", "-q", "--json", *OWN]
+    rows = json.loads(done(*ask).stdout)
+    shutil.rmtree("runs/audit/cells/lazy--mute--s0")  # as if it had been stopped before this one
+    edit("half.py", "/ self.by", "/ self.by / 2")
+    before = mtimes("runs/audit/cells")
+    for command in (ask, ["report", "runs/audit", *OWN], ["advise", "runs/audit", *OWN]):
+        told = refused(*command)
+        assert "the file of server rule half is not the one that runs/audit/cells/lazy--none--s0 was made with" in told
+        assert "after removing this folder" in told
+    assert mtimes("runs/audit/cells") == before and not Path("runs/audit/cells/lazy--mute--s0").exists()
+    shutil.rmtree("runs/audit/cells/lazy--none--s0")
+    again = json.loads(done(*ask).stdout)
+    after = mtimes("runs/audit/cells")
+    same = [path for path in before if "fedavg" in path.parts[3] and path.name == "model.safetensors"]
+    assert same and all(after[path] == before[path] for path in same)  # what does not use the file is not run again
+    assert again[0] == rows[0] and again != rows
+
+
+def test_the_report_of_an_audit_says_which_files_were_used() -> None:
+    done("audit", "audit.toml", "--workers", "1", "-q", *OWN)
+    page = Path("runs/audit/report.html").read_text()
+    assert all(files.sha256(Path(name)) in page for name in [*PARTS, "tiny.py"])
+
+
+def test_a_sweep_does_not_go_on_with_another_file() -> None:
+    ask = ["sweep", "run.toml", "--set", "train.lr=[0.1, 0.2]", "--workers", "1", "-q", "--out", "swept", *OWN]
+    done(*ask)
+    for path in ("swept/grid/001--s0", "swept/best"):
+        shutil.rmtree(path)
+    edit("lazy.py", "SGD(), server", "SGD(),  server")
+    assert "the file of method lazy is not the one that swept/grid/000--s0 was made with" in refused(*ask)
+    assert not Path("swept/grid/001--s0").exists()
+
+
+def test_a_table_is_measured_anew_with_another_file_and_keeps_both() -> None:
+    text = TABLE.replace("measures", "seeds = [0]\nmeasures") + '[rows.plain]\ntitle = "plain"\nset.method = "fedavg"\n'
+    Path("tables/us/ours.toml").write_text(text.replace('kind = "tiny"\nwidth = 5', 'kind = "linear"'))
+    ask = ["reproduce", "us/ours", "--experiments", "tables", "--out", "kept", "--workers", "1", *OWN]
+
+    def measured() -> dict[str, int]:
+        """How many entries each row has."""
+        found = [e["row"] for e in files.read_json(Path("kept/us/measured/ours.json"))["entries"]]
+        return {row: found.count(row) for row in ("lazy", "plain")}
+
+    first = done(*ask)
+    assert measured() == {"lazy": 1, "plain": 1} and "us/ours plain all seed 0" in first.stderr
+    edit("half.py", "/ self.by", "/ self.by / 2")
+    assert done(*ask, "--show").stdout != first.stdout
+    second = done(*ask)
+    assert measured() == {"lazy": 2, "plain": 1} and "us/ours plain all seed 0" not in second.stderr
+    Path("half.py").write_text(PARTS["half.py"])
+    third = done(*ask)
+    assert third.stdout == first.stdout and measured() == {"lazy": 2, "plain": 1}
+    assert "us/ours lazy all seed 0" not in third.stderr
+
+
 def test_a_file_that_holds_no_part_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "none.py").write_text("x = 1\n")
     for command in (["run", "run.toml"], ["audit", "audit.toml"], ["advise", "runs/audit"], ["reproduce", "us/ours"]):
@@ -224,6 +360,7 @@ def test_initial_weights_are_the_runs_seeds_and_python_takes_the_model_by_name()
         before = torch.get_rng_state()
         done = eq.run(federation, model={"kind": "tiny", "width": 3}, rounds=1, lr=1e-9, seed=seed, out=f"run-{seed}")
         assert torch.equal(torch.get_rng_state(), before) and done.path is not None
+        assert files.read_json(done.path / "environment.json")["own"] == {"model tiny": files.sha256(Path("tiny.py"))}
         return files.read_tensors(done.path / "model.safetensors")[0]["1.weight"]
 
     assert start(0).shape == (3, 64) and not torch.equal(start(0), start(1))

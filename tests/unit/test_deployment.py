@@ -152,6 +152,20 @@ def test_a_simulated_attack_cannot_be_deployed(tmp_path: Path) -> None:
         carry_out(run, nodes(run, tmp_path), tmp_path / "out")
 
 
+@pytest.mark.parametrize("more", ['[attack]\nname = "sign-flip"\nfraction = 0.5', "[participation]\ndropout = 0.1"])
+def test_what_only_a_simulation_has_is_refused_before_anything_is_written(
+    more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(CONFIG.format(method="fedavg", more=more))
+    for asked in (["new", "app"], ["local", "--out", "app"]):
+        refused = CliRunner().invoke(deploy.app, [*asked, "--config", "run.toml"])
+        assert refused.exit_code == 2, refused.output
+        assert "no simulated attackers and no simulated drop-outs" in refused.stderr
+        assert "leave out [attack] and participation.dropout" in refused.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.toml"]
+
+
 def test_another_config_never_goes_on_in_a_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_require_flower", lambda: None)
     run = made("fedavg")
@@ -259,6 +273,13 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "app" / "federation" / "run.toml"
 
 
+def edit(app: Path, old: str, new: str) -> None:
+    """Change the run.toml of an app."""
+    text = (app / "run.toml").read_text()
+    assert old in text
+    (app / "run.toml").write_text(text.replace(old, new))
+
+
 def at_nodes(app: Path, folder: Path, elsewhere: Mapping[int, Path]) -> tuple[experiment.Experiment, Post]:
     """The app's run, and nodes that have the app, or another one, and compare it with the server's."""
     parts.load(app)
@@ -293,31 +314,79 @@ def test_parts_of_ones_own_travel_with_the_app_and_give_the_simulators_bits(writ
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda own: (own / "half.py").unlink(), "own/half.py is at the server, and not at this node$"),
-        (lambda own: (own / "more.py").write_text(HALF), "own/more.py is at this node, and not at the server$"),
-        (lambda own: (own / "half.py").write_text(HALF + "#"), r"own/half.py is not the server's file: sha256 \w{12}"),
+        (lambda app: (app / "own/half.py").unlink(), "own/half.py is at the server, and not at this node$"),
+        (lambda app: (app / "own/more.py").write_text(HALF), "own/more.py is at this node, and not at the server$"),
+        (lambda app: (app / "own/half.py").write_text(HALF + "#"), r"own/half.py is not the server's: sha256 \w{12}"),
+        (lambda app: edit(app, "steps = 2", "steps = 3"), r"^\[train\] in run.toml is not the server's: sha256 \w{12}"),
+        (lambda app: edit(app, "width = 4", "width = 5"), r"^\[model\] in run.toml is not the server's: [^;]*$"),
+        (lambda app: edit(app, 'name = "half"', 'name = "krum"'), r"^\[method\] in run.toml is not the server's"),
+        (lambda app: edit(app, "clients = 4", "clients = 5"), r"^\[data\] in run.toml is not the server's"),
+        (lambda app: edit(app, 'dtype = "float32"', 'dtype = "float64"'), r"^\[run\] in run.toml is not the server's"),
+        (
+            lambda app: edit(app, "[model]", "[modal]"),
+            r"^\[model\] in run.toml is at the server, and not at this node$",
+        ),
+        (lambda app: edit(app, "[train]", "[train"), r"other/federation/run.toml: not valid TOML"),
+        (lambda app: (app / "run.toml").unlink(), r"other/federation/run.toml: no such file"),
     ],
 )
-def test_a_node_with_other_files_than_the_server_is_told_which(
+def test_a_node_with_other_files_or_settings_than_the_server_is_told_which(
     change: Callable[[Path], object], told: str, written: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other" / "federation"
     shutil.copytree(written.parent, other)
-    change(other / "own")
+    change(other)
     run, post = at_nodes(written, tmp_path / "state", {1: other / "run.toml"})
     with pytest.raises(EquipoiseError) as refused:
         carry_out(run, post, tmp_path / "out")
-    assert re.search(told, refused.value.message) and str(tmp_path / "other") in refused.value.hint
+    assert re.search(told, refused.value.message), refused.value.message
+    assert "run.toml:" in refused.value.message or str(tmp_path / "other") in refused.value.hint
+
+
+def test_data_py_and_settings_that_nodes_do_not_use_are_the_sites_own_matter(written: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "federation"
+    shutil.copytree(written.parent, other)
+    (other / "data.py").write_text("own = None  # here we have another way\n")
+    edit(other, 'device = "cpu"', 'device = "cuda"')
+    edit(other, "quorum = 1", "quorum = 2")
+    edit(other, "[train]", "# ours\n[train]")
+    run, post = at_nodes(written, tmp_path / "state", {1: other / "run.toml"})
+    assert not carry_out(run, post, tmp_path / "out").rounds["quarantined"].any()
 
 
 @pytest.mark.parametrize("said", ["[1]", "noise", '"half.py"', "null", "[" * 100_000])
-def test_a_server_that_talks_nonsense_of_its_parts_is_not_followed(said: str, written: Path) -> None:
+def test_a_server_that_talks_nonsense_of_its_app_is_not_followed(said: str, written: Path) -> None:
     with pytest.raises(EquipoiseError, match="the server's message"):
-        parts.compare(written, Parcel(facts={"own": said}))
+        parts.compare(written, Parcel(facts={"app": said}))
 
 
-def test_without_parts_nothing_is_asked_of_a_server(tmp_path: Path) -> None:
-    parts.compare(tmp_path / "run.toml", Parcel())
+def test_a_server_that_says_nothing_of_its_app_is_not_followed(written: Path) -> None:
+    with pytest.raises(EquipoiseError, match=r"\[train\] in run.toml is at this node, and not at the server"):
+        parts.compare(written, Parcel())
+
+
+def test_a_deployed_run_never_goes_on_with_another_file(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, post = at_nodes(written, tmp_path / "state", {})
+    with pytest.raises(Killed):
+        carry_out(run, DiesAt(post, 2), tmp_path / "out")
+    half = written.parent / "own" / "half.py"
+    half.write_text(HALF.replace("/ 2", "/ 3"))
+    other, post = at_nodes(written, tmp_path / "state", {})
+    told = f"the file of server rule half is not the one that {tmp_path / 'out'} was made with: sha256 "
+    with pytest.raises(EquipoiseError, match=re.escape(told)):
+        carry_out(other, post, tmp_path / "out")
+    half.write_text(HALF)
+    again, post = at_nodes(written, tmp_path / "state", {})
+    done = carry_out(again, post, tmp_path / "out")
+    monkeypatch.setattr(local, "_require_flower", lambda: None)
+    chosen = config.load(written)
+    assert local.run(chosen, tmp_path / "out").summary() == done.summary()
+    half.write_text(HALF.replace("/ 2", "/ 3"))
+    parts.load(written)
+    with pytest.raises(EquipoiseError, match=re.escape(told)):
+        local.run(chosen, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

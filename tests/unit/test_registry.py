@@ -1,6 +1,9 @@
 """Parts are found by where they lie and how they are called."""
 
+import hashlib
+import os
 import pkgutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,6 +206,40 @@ def test_a_users_file_is_what_it_holds(tmp_path: Path, kind: Any, name: str, tex
     (tmp_path / f"{name}.py").write_text(text)
     assert registry.load_file(tmp_path / f"{name}.py").kind == kind
     assert name in registry.entries(kind)
+
+
+def test_what_runs_is_what_the_checksum_is_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = tmp_path / "mine.py"
+    for strength in ("0.5", "0.7"):  # of one length and one time: Python would take the bytecode of the first again
+        path.write_text(MINE.replace("= 0.5", f"= {strength}").replace("from __future__ import annotations\n", ""))
+        os.utime(path, (1e9, 1e9))
+        entry = registry.load_file(path)
+        assert entry.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert entry.make().server.strength == float(strength)
+    assert entry.make.__annotations__["strength"] is float  # our own __future__ imports are not the user's
+
+
+def test_the_files_of_a_run_are_those_whose_parts_its_sections_name(tmp_path: Path) -> None:
+    texts = {
+        "mine": MINE,
+        "half": "from equipoise.core import *\nclass Half(WeightedMean): ...\n",
+        "idle": "from equipoise.threat import *\nclass Idle(Attack): ...\n",
+        "tiny": "def tiny(shape, classes, width: int = 4): ...\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        registry.load_file(tmp_path / f"{name}.py")
+
+    def named(**sections: Any) -> list[str]:
+        return sorted(registry.own_files(sections))
+
+    assert named(method={"name": "fedavg"}, model={"kind": "mlp"}, attack=None) == []
+    nested = {"name": "fedavg", "base": {"name": "mine", "filters": [{"name": "half"}]}}
+    assert named(method=nested) == ["method mine", "server rule half"]
+    assert named(method="mine", attack="idle", model="tiny") == ["attack idle", "method mine", "model tiny"]
+    other = {"method": {"name": "tiny"}, "attack": "mine", "model": "half", "data": {"dataset": "idle"}}
+    assert named(**other) == []  # a name stands for parts of the kinds that may be there
 
 
 def test_a_users_file_that_must_be_a_method_is_nothing_else(tmp_path: Path) -> None:

@@ -472,6 +472,31 @@ def test_another_environment_is_noted_and_the_first_one_kept(tmp_path: Path) -> 
     assert "pyarrow" in kept
 
 
+def test_a_run_with_another_file_of_ones_own_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    first, path = {**ENVIRONMENT, "own": {"method mine": "a" * 64}}, tmp_path / "run"
+    RunFolder.create(path, CONFIG, first).close()
+    before = {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()}
+    for now, told in (({"method mine": "b" * 64}, "a{12}... then, b{12}... now"), ({}, "a{12}... then, none now")):
+        with pytest.raises(EquipoiseError, match=rf"the file of method mine .*{path} .*sha256 {told}") as error:
+            RunFolder.create(path, CONFIG, {**ENVIRONMENT, "own": now})
+        assert "put the file back" in error.value.hint and "another --out" in error.value.hint
+        assert {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()} == before
+    with RunFolder.create(path, CONFIG, first) as run:
+        fill(run, 1)
+        run.flush(1)
+        run.finish({}, torch.zeros(2))
+    with pytest.raises(EquipoiseError, match="the file of method mine"):  # finished: it would pass for the new file's
+        RunFolder.create(path, CONFIG, {**ENVIRONMENT, "own": {"method mine": "b" * 64}})
+
+
+@pytest.mark.parametrize("noted", [b'{"torch": "1.2.3"}', b'{"own": 3}', b"[]", b"{", None])
+def test_a_run_from_before_files_were_noted_goes_on(noted: bytes | None, tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, CONFIG, ENVIRONMENT).close()
+    (tmp_path / "environment.json").unlink() if noted is None else (tmp_path / "environment.json").write_bytes(noted)
+    RunFolder.create(tmp_path, CONFIG, {**ENVIRONMENT, "own": {"method mine": "a" * 64}}).close()
+    assert RunFolder.open(tmp_path).own is None
+
+
 def test_a_part_damaged_under_the_run_is_seen_when_it_finishes(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, CONFIG, ENVIRONMENT) as run:
         fill(run, 2)

@@ -5,15 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise import registry
 from equipoise.core import Cohort, WeightedMean
 from equipoise.errors import EquipoiseError
-from equipoise.weighting import WAYS, shares, spread
+from equipoise.weighting import WAYS, Weights, shares, spread
 
 SIZES = st.lists(st.integers(0, 10**12), min_size=1, max_size=12).map(torch.tensor)
 
 
 @given(sizes=SIZES, way=st.sampled_from(WAYS))
-def test_shares_sum_to_one_and_are_never_negative(sizes: torch.Tensor, way: str) -> None:
+def test_shares_sum_to_one_and_are_never_negative(sizes: torch.Tensor, way: Weights) -> None:
     given = shares(sizes, way)
     assert abs(float(given.sum()) - 1) < 1e-12 and float(given.min()) >= 0
 
@@ -49,3 +50,9 @@ def test_the_mean_knows_three_ways_and_no_other() -> None:
     with pytest.raises(EquipoiseError, match="'sizes'") as caught:
         WeightedMean("sizes")
     assert "capped" in caught.value.hint
+
+
+def test_every_part_with_weights_says_which_ways_there_are() -> None:
+    entries = [e for kind in registry.OWN for e in registry.entries(kind).values()]
+    found = {e.name: p.type for e in entries for p in e.parameters if p.name == "weights"}
+    assert len(found) > 10 and set(found.values()) == {Weights}

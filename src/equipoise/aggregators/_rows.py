@@ -9,7 +9,7 @@ from torch import Tensor
 from equipoise.aggregators._distances import columns
 from equipoise.aggregators._order import ascending, middle
 from equipoise.core import Stream
-from equipoise.weighting import shares
+from equipoise.weighting import Weights, shares
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def shortening(lengths: Tensor, bound: Tensor) -> Tensor:
     return torch.where(lengths > bound, bound / lengths, torch.ones_like(lengths))
 
 
-def kept_shares(sizes: Tensor, kept: Tensor, way: str) -> Tensor:
+def kept_shares(sizes: Tensor, kept: Tensor, way: Weights) -> Tensor:
     """[m] float64: what the kept clients count, by their sizes among each other; 0 for all others."""
     out = torch.zeros(len(sizes), dtype=torch.float64, device=sizes.device)
     out[kept] = shares(sizes[kept], way)

@@ -31,7 +31,7 @@ from equipoise.aggregators._distances import norms
 from equipoise.aggregators._rows import mixed, shortening
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
 from equipoise.errors import positive
-from equipoise.weighting import check_weights, shares
+from equipoise.weighting import Weights, check_weights, shares
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class CentredClipping(ServerRule):
 
     tau: float = 10.0
     iterations: int = 3
-    weights: str = "uniform"
+    weights: Weights = "uniform"
     robust = True
 
     def __post_init__(self) -> None:

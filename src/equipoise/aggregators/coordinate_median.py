@@ -21,14 +21,14 @@ from torch import Tensor
 
 from equipoise.aggregators._order import ascending, coordinatewise, kept_of, middle, weighted_middle
 from equipoise.core import Cohort, Outcome, ServerRule, State
-from equipoise.weighting import check_weights, shares
+from equipoise.weighting import Weights, check_weights, shares
 
 
 @dataclass(frozen=True)
 class CoordinateMedian(ServerRule):
     """Holds as long as more than half of the cohort is honest."""
 
-    weights: str = "uniform"
+    weights: Weights = "uniform"
     robust = True
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ from equipoise.aggregators._rows import kept_shares, mixed, some_columns
 from equipoise.aggregators.krum import check_f
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
 from equipoise.errors import positive
-from equipoise.weighting import check_weights
+from equipoise.weighting import Weights, check_weights
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class DnC(ServerRule):
     c: float = 1.0
     b: int = 10_000
     iterations: int = 1
-    weights: str = "uniform"
+    weights: Weights = "uniform"
     robust = True
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ from equipoise.aggregators._distances import norms
 from equipoise.aggregators._rows import cosines, kept_shares, median, mixed, shortening
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
 from equipoise.errors import not_negative, require
-from equipoise.weighting import check_weights
+from equipoise.weighting import Weights, check_weights
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FLAME(ServerRule):
 
     lam: float = 0.001
     of: Literal["model", "update"] = "model"
-    weights: str = "uniform"
+    weights: Weights = "uniform"
     robust = True
 
     def __post_init__(self) -> None:

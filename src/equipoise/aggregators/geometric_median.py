@@ -32,7 +32,7 @@ from equipoise.aggregators._order import ascending, middle
 from equipoise.aggregators._rows import mixed
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
 from equipoise.errors import not_negative, positive, require
-from equipoise.weighting import check_weights, normalised, shares
+from equipoise.weighting import Weights, check_weights, normalised, shares
 
 _NEAR = 2e-3  # of a squared distance: a thousandth of the distance itself
 
@@ -46,7 +46,7 @@ class GeometricMedian(ServerRule):
     nu: float = 1e-6
     iterations: int = 100
     tolerance: float = 1e-6
-    weights: str = "uniform"
+    weights: Weights = "uniform"
     robust = True
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from equipoise.aggregators.k_norm import check_left
 from equipoise.aggregators.krum import check_f
 from equipoise.aggregators.multi_krum import mean_of
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
-from equipoise.weighting import check_weights
+from equipoise.weighting import Weights, check_weights
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class KLoss(ServerRule):
 
     f: int = 1
     keep: Literal["one", "rest"] = "one"
-    weights: str = "uniform"
+    weights: Weights = "uniform"
 
     def __post_init__(self) -> None:
         check_f("k-loss", self.f)

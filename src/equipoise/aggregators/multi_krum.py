@@ -21,7 +21,7 @@ from torch import Tensor
 from equipoise.aggregators._rows import kept_shares, mixed
 from equipoise.aggregators.krum import account, check_cohort, check_f, krum_scores
 from equipoise.core import Cohort, Outcome, ServerRule, State
-from equipoise.weighting import check_weights
+from equipoise.weighting import Weights, check_weights
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class MultiKrum(ServerRule):
     """f: how many malicious clients to expect in a cohort, from 0 to m - 3; 0 is the mean of all."""
 
     f: int = 1
-    weights: str = "uniform"
+    weights: Weights = "uniform"
     robust = True
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class MultiKrum(ServerRule):
         return Outcome(direction, state, info={**account(scores, chosen, self.f), "weights": weights})
 
 
-def mean_of(cohort: Cohort, chosen: Tensor, way: str) -> tuple[Tensor, Tensor]:
+def mean_of(cohort: Cohort, chosen: Tensor, way: Weights) -> tuple[Tensor, Tensor]:
     """The mean of the chosen updates, by the sizes of those chosen if `way` says so, and everyone's weight in it."""
     weights = kept_shares(cohort.sizes, chosen, way)
     return cohort.updates[chosen].mean(0) if way == "uniform" else mixed(weights, cohort.updates), weights

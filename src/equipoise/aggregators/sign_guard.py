@@ -33,7 +33,7 @@ from torch import Tensor
 from equipoise.aggregators._distances import columns, norms
 from equipoise.aggregators._rows import kept_shares, median, mixed, shortening, some_columns
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
-from equipoise.weighting import check_weights
+from equipoise.weighting import Weights, check_weights
 
 _STEPS = 300  # a flat kernel rests after a few
 _ROUNDING = 1e-12  # by which the mean of equal points may miss them
@@ -48,7 +48,7 @@ class SignGuard(ServerRule):
     low: float = 0.1
     high: float = 3.0
     share: float = 0.1
-    weights: str = "uniform"
+    weights: Weights = "uniform"
     robust = True
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ from equipoise import history
 from equipoise.aggregators._order import coordinatewise
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
 from equipoise.errors import positive
-from equipoise.weighting import check_weights, shares
+from equipoise.weighting import Weights, check_weights, shares
 
 _TIE = 1e-12  # weights that sum to 1 are this exact
 
@@ -41,7 +41,7 @@ class SignSGD(ServerRule):
     server_lr: float = 1e-4
     beta: float = 0.9
     cap: int = 200
-    weights: str = "uniform"
+    weights: Weights = "uniform"
     robust = True
 
     def __post_init__(self) -> None:

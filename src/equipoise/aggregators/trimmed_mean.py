@@ -25,7 +25,7 @@ from torch import Tensor
 from equipoise.aggregators._order import ascending, coordinatewise, kept_of, weighted_rest
 from equipoise.aggregators.krum import check_f
 from equipoise.core import Cohort, EquipoiseError, Outcome, ServerRule, State
-from equipoise.weighting import check_weights, shares
+from equipoise.weighting import Weights, check_weights, shares
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TrimmedMean(ServerRule):
     """f: values to drop at either end, below m/2; 0 is the mean."""
 
     f: int = 1
-    weights: str = "uniform"
+    weights: Weights = "uniform"
     robust = True
 
     def __post_init__(self) -> None:

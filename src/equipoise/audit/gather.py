@@ -14,9 +14,9 @@ from equipoise.audit.cards import attack_card, method_card
 from equipoise.audit.data import MEASURES, AuditData
 from equipoise.audit.influence import influence
 from equipoise.audit.plan import CLEAN, Plan
-from equipoise.audit.runner import federation, folder, optima
+from equipoise.audit.runner import federation, folder, optima, require_same_files
 from equipoise.errors import EquipoiseError
-from equipoise.results import Result, Table, load_result
+from equipoise.results import Result, RunFolder, Table, load_result
 from equipoise.standalone import Optima
 
 _FLOAT = 4  # bytes of one number on the wire
@@ -26,6 +26,7 @@ _FROM_SUMMARY = [name for name in MEASURES if name.startswith(_STARTS)]
 
 def gather(plan: Plan, out: Path, errors: Mapping[str, str] | None = None) -> AuditData:
     """All that the cells under `out` have to say; cells that are not finished count as failed."""
+    require_same_files(plan, out)
     alone = {seed: optima(plan, seed, out) for seed in plan.seeds}
     found: dict[str, Result] = {}
     missing: dict[str, str] = {}
@@ -52,7 +53,6 @@ def gather(plan: Plan, out: Path, errors: Mapping[str, str] | None = None) -> Au
         clients.append(_with(key, served))
         curves.append(_with(key, _curve(result)))
         ledger.append(_with(key, metrics.ledger(_infos(result))))
-    first = found[next(iter(found))] if found else None
     return AuditData(
         title=plan.audit.title,
         scenario=_scenario(plan),
@@ -65,7 +65,7 @@ def gather(plan: Plan, out: Path, errors: Mapping[str, str] | None = None) -> Au
         curves=_stack(curves),
         ledger=_stack(ledger),
         partition=federation(plan, plan.seeds[0]).class_counts().numpy(),
-        environment=files.read_json(first.path / "environment.json") if first and first.path else {},
+        environment=_environment([folder(out, cell) for cell in plan.cells if cell.name in found]),
         config=plan.text,
     )
 
@@ -75,6 +75,13 @@ def _finished(path: Path) -> Result:
     if result.note:
         raise EquipoiseError(f"not finished: {result.note}")
     return result
+
+
+def _environment(paths: list[Path]) -> dict[str, Any]:
+    """Of the first run, with the files of the user's own that any of them had."""
+    first = files.read_json(paths[0] / "environment.json") if paths else {}
+    own = {name: sha256 for path in paths for name, sha256 in (RunFolder.open(path).own or {}).items()}
+    return {**first, **({"own": own} if own else {})}
 
 
 # -------------------------------------------------------------------------------------------------- one cell

@@ -21,6 +21,7 @@ from equipoise.audit.plan import Cell, Plan
 from equipoise.core import Stop
 from equipoise.data.federation import Federation
 from equipoise.errors import EquipoiseError
+from equipoise.provenance import same_files
 from equipoise.standalone import Optima, local_optima
 
 
@@ -77,7 +78,14 @@ def _claim(plan: Plan, out: Path) -> None:
     path = out / "audit.toml"
     if path.is_file() and path.read_text(encoding="utf-8") != plan.text:
         raise EquipoiseError(f"{out} holds another audit", "give another --out, or the file that it was made with")
+    require_same_files(plan, out)
     files.write_atomic(path, plan.text.encode())
+
+
+def require_same_files(plan: Plan, out: Path) -> None:
+    """An error if a cell was run with other files of the user's own than are known now: it would pass for theirs."""
+    for cell in plan.cells:
+        same_files(cell.config, folder(out, cell))
 
 
 # ------------------------------------------------------------------------------------------------ in the processes

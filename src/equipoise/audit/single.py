@@ -13,6 +13,7 @@ from equipoise.audit.data import AuditData
 from equipoise.audit.runner import folder
 from equipoise.config.parts import write
 from equipoise.errors import EquipoiseError, require
+from equipoise.provenance import same_files
 from equipoise.results import RunFolder, load_result
 
 _EPOCHS = 50  # for what clients reach alone: a page to look at should not take longer than the run
@@ -21,6 +22,7 @@ _EPOCHS = 50  # for what clients reach alone: a page to look at should not take 
 def of_run(run: Path, work: Path) -> AuditData:
     """What an audit would tell of this run; `work` is for what is needed on the way."""
     config = configs.load(RunFolder.open(run).config.decode())
+    same_files(config, run)
     result = load_result(run)
     if result.note:
         raise EquipoiseError(f"{run} is {result.note}", f"equipoise resume {run} finishes it")

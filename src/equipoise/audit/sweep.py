@@ -34,6 +34,7 @@ from equipoise.config.parts import Table as Params
 from equipoise.config.parts import section, shown, write
 from equipoise.core import Stop
 from equipoise.errors import EquipoiseError, nearest
+from equipoise.provenance import same_files
 from equipoise.results import Result, load_result
 
 _STRICT = {"extra": "forbid", "strict": True}
@@ -142,7 +143,10 @@ def run(
     combinations = grid.combinations()
     files.make_folder(out)
     paths = {(i, s): out / "grid" / f"{i:03d}--s{s}" for i in range(len(combinations)) for s in seeds}
-    texts = {(i, s): configs.dump(grid.config(combinations[i], s, "validation")) for i, s in paths}
+    tried = {(i, s): grid.config(combinations[i], s, "validation") for i, s in paths}
+    for k, path in paths.items():
+        same_files(tried[k], path)
+    texts = {k: configs.dump(config) for k, config in tried.items()}
     jobs: dict[str, Job] = {paths[k].name: partial(run_cell, texts[k], paths[k], out) for k in paths}
     errors = execute_all(jobs, engine, report)
     scores = []

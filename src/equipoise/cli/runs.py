@@ -127,8 +127,8 @@ def resume(
 ) -> None:
     """Go on with an interrupted run; the result is the same as without the interruption.
 
-    A run with parts of your own needs their files again (--method ./mine.py, --own ./my_attack.py): a config never
-    makes code run.
+    A run with parts of your own needs their files again, as they were (--method ./mine.py, --own ./my_attack.py): a
+    config never makes code run.
 
     \b
     Example:

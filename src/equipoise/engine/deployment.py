@@ -24,10 +24,17 @@ from equipoise.engine.post import MessageExchange, Post, server_side
 from equipoise.engine.precision import check as check_precision
 from equipoise.engine.run import Scenario
 from equipoise.engine.server import RoundRecord, Server
-from equipoise.engine.settings import Run
+from equipoise.engine.settings import Participation, Run
 from equipoise.errors import EquipoiseError
 from equipoise.metrics import Evaluation
 from equipoise.streams import Stream
+
+
+def require_real(attack: object | None, participation: Participation) -> None:
+    """An error for what only a simulation has."""
+    if attack is not None or participation.dropout > 0:
+        hint = "leave out [attack] and participation.dropout: only a simulation has these"
+        raise EquipoiseError("a deployed federation has no simulated attackers and no simulated drop-outs", hint)
 
 
 class Deployment:
@@ -37,9 +44,7 @@ class Deployment:
     remarks: Sequence[str] = ()
 
     def __init__(self, scenario: Scenario, method: Method, run: Run, post: Post) -> None:
-        if scenario.attack is not None or scenario.participation.dropout > 0:
-            hint = "leave out [attack] and participation.dropout: only a simulation has these"
-            raise EquipoiseError("a deployed federation has no simulated attackers and no simulated drop-outs", hint)
+        require_real(scenario.attack, scenario.participation)
         check_precision(run.precision, torch.device("cpu"))
         fed, stream = scenario.federation, Stream(run.seed)
         own = torch.arange(0) if fed.root is None else fed.root

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from equipoise import config as configs
 from equipoise import files
+from equipoise.engine.deployment import require_real
 from equipoise.errors import EquipoiseError
 from equipoise.experiment import make_federation
 from equipoise.flower import keys
 from equipoise.flower.loopback import Loopback
 from equipoise.flower.writing import new
+from equipoise.provenance import same_files
 from equipoise.results import Result, RunFolder, load_result
 
 
@@ -33,11 +35,13 @@ def run(
 
     `own` are files with parts of one's own, see `parts.gathered`.
     """
+    require_real(config.attack, config.participation)
     _require_flower()
     if (out / "config.toml").exists():
         before = RunFolder.open(out)
         if before.config != configs.dump(config).encode():
             raise EquipoiseError(f"{out} already holds another run: its config.toml differs", "choose another --out")
+        same_files(config, out)
         if before.finished:
             return load_result(out)
     with prepared(config, out, tls=tls) as here:

@@ -1,22 +1,30 @@
-"""Parts of one's own in a deployed run: .py files in the app's folder own/, the same at the server and at every node.
+"""What must be the same at the server and at every node: parts of one's own, and the settings that nodes work by.
 
-They are code, and come with the app and in no other way: every file in that folder is loaded, and no name in a config
-and nothing in a message leads to one. What the server says of its files is compared with those that are here.
+Parts of one's own are .py files in the app's folder own/. They are code, and come with the app and in no other way:
+every file in that folder is loaded, and no name in a config and nothing in a message leads to one. Settings are read
+from the app's run.toml, by the server and by every node from a copy of its own. What the server says of both is
+compared with what is here; data.py is the site's own matter.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from equipoise import config as configs
 from equipoise import files, registry
 from equipoise.engine.messages import Parcel
 from equipoise.engine.post import Post
 from equipoise.errors import EquipoiseError
 
 FOLDER = "own"
-_FACT = "own"
+_FACT = "app"
+_SECTIONS = ("data", "method", "model", "train", "run")
+_OF_RUN = ("seed", "dtype", "precision")
+"""What nodes use of [run]; the rest of it, and other sections, are for the server alone."""
 
 
 def gathered(own: Iterable[Path]) -> dict[str, bytes]:
@@ -45,7 +53,7 @@ def load(config: Path) -> None:
 
 
 def announced(post: Post, config: Path) -> Post:
-    """A post whose messages say which parts the server has."""
+    """A post whose messages say which parts and settings the server has."""
     told = files.encode_json(_prints(config), None).decode()
 
     def carry(letters: Mapping[int, Parcel]) -> Mapping[int, Parcel | str]:
@@ -55,14 +63,14 @@ def announced(post: Post, config: Path) -> Post:
 
 
 def compare(config: Path, parcel: Parcel) -> None:
-    """An error that names the files in which this node and the server, whose message this is, differ."""
+    """An error that names the files and sections in which this node and the server, whose message this is, differ."""
     told = str(parcel.facts.get(_FACT, "{}"))
     here, there = _prints(config), files.decode_json(told.encode(), "the server's message")
     if here == there:
         return
     hint = f"at this node, remove {config.parent.parent}: the server's app comes anew with the next message"
     if not isinstance(there, dict):
-        raise EquipoiseError(f"the server's message says of its own parts {there!r:.100}", hint)
+        raise EquipoiseError(f"the server's message says of its app {there!r:.100}", hint)
     found = [_difference(name, here.get(name), there.get(name)) for name in sorted({*here, *there})]
     raise EquipoiseError("; ".join(line for line in found if line), hint)
 
@@ -71,14 +79,31 @@ def _difference(name: str, here: str | None, there: object) -> str:
     if here == there:
         return ""
     if here is None:
-        return f"{FOLDER}/{name} is at the server, and not at this node"
+        return f"{name} is at the server, and not at this node"
     if there is None:
-        return f"{FOLDER}/{name} is at this node, and not at the server"
-    return f"{FOLDER}/{name} is not the server's file: sha256 {here[:12]}... here, {there!s:.12}... there"
+        return f"{name} is at this node, and not at the server"
+    return f"{name} is not the server's: sha256 {here[:12]}... here, {there!s:.12}... there"
 
 
 def _prints(config: Path) -> dict[str, str]:
-    return {path.name: files.sha256(path) for path in _held(config)}
+    """A checksum of every file of one's own, and of every section of the config that nodes use."""
+    own = {f"{FOLDER}/{path.name}": files.sha256(path) for path in _held(config)}
+    return own | {f"[{name}] in {config.name}": _print(told) for name, told in _settings(config).items()}
+
+
+def _print(value: object) -> str:
+    return hashlib.sha256(files.encode_json(value)).hexdigest()
+
+
+def _settings(config: Path) -> dict[str, Any]:
+    """What nodes use of the config, as it is written there: its parts are not to be loaded before they are compared."""
+    try:
+        raw = configs.parse(configs.read_text(config))
+    except EquipoiseError as error:
+        raise EquipoiseError(f"{config}: {error.message}", error.hint) from error
+    if isinstance(raw.get("run"), dict):
+        raw["run"] = {k: v for k, v in raw["run"].items() if k in _OF_RUN}
+    return {name: raw[name] for name in _SECTIONS if name in raw}
 
 
 def _held(config: Path) -> list[Path]:

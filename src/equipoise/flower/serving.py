@@ -25,7 +25,7 @@ def carry_out(
     """Run it to the end, from the last finished round in `out` if there is one; a finished run is only read."""
     often = replace(experiment, run=replace(experiment.run, checkpoint_every=1))  # a crash costs a round, not ten
     deployment: Any = Deployment(experiment.scenario, experiment.method, experiment.run, post)
-    with RunFolder.create(out, recorded(experiment, out), environment(deployment)) as folder:
+    with RunFolder.create(out, recorded(experiment, out), environment(deployment, experiment.own)) as folder:
         if folder.finished:
             return load_result(out)
         with tracking.Tracked(None, "", {}) as tracked:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from equipoise import config as configs
 from equipoise import files
+from equipoise.engine.deployment import require_real
 from equipoise.flower import parts
 from equipoise.flower.proxy import nginx
 from equipoise.flower.roster import Roster
@@ -69,6 +70,7 @@ def new(
     own: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Write the app; without a roster, nodes.toml is there to be filled in. `own`: see `parts.gathered`."""
+    require_real(config.attack, config.participation)
     package = files.make_folder(folder / "federation")
     quoted = '"' + str(out.resolve()).replace("\\", "\\\\").replace('"', '\\"') + '"'
     texts = {

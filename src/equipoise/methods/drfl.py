@@ -20,12 +20,12 @@ from torch import Tensor
 
 from equipoise.core import SGD, Cohort, Method, normalised
 from equipoise.methods._reweighting import Reweighting, counted
-from equipoise.weighting import check_weights, shares
+from equipoise.weighting import Weights, check_weights, shares
 
 
 @dataclass(frozen=True)
 class DRFL(Reweighting):
-    weights: str = "uniform"
+    weights: Weights = "uniform"
 
     def __post_init__(self) -> None:
         check_weights("drfl", self.weights)
@@ -38,5 +38,5 @@ class DRFL(Reweighting):
         return normalised(p * (f / f.max())), ""
 
 
-def drfl(*, weights: str = "uniform") -> Method:
+def drfl(*, weights: Weights = "uniform") -> Method:
     return Method("drfl", SGD(), DRFL(weights))

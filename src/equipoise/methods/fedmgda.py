@@ -24,7 +24,7 @@ import torch
 from equipoise.core import SGD, Cohort, EquipoiseError, Method, Outcome, ServerRule, State
 from equipoise.errors import positive
 from equipoise.methods._directions import length, mixture, shortest_within, told
-from equipoise.weighting import check_weights, shares
+from equipoise.weighting import Weights, check_weights, shares
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FedMGDA(ServerRule):
 
     eps: float = 0.1
     server_lr: float = 1.0
-    weights: str = "uniform"
+    weights: Weights = "uniform"
 
     def __post_init__(self) -> None:
         check_weights("fedmgda", self.weights)
@@ -60,5 +60,5 @@ class FedMGDA(ServerRule):
         return Outcome(d, state, info={"weights": lam, "length": norm})
 
 
-def fedmgda(eps: float = 0.1, server_lr: float = 1.0, *, weights: str = "uniform") -> Method:
+def fedmgda(eps: float = 0.1, server_lr: float = 1.0, *, weights: Weights = "uniform") -> Method:
     return Method("fedmgda", SGD(), FedMGDA(eps, server_lr, weights))

@@ -29,7 +29,7 @@ from equipoise.aggregators._distances import norms
 from equipoise.core import Cohort, Method
 from equipoise.errors import not_negative, require
 from equipoise.methods._reweighting import HUGE, Reweighting, Variant, client, counted
-from equipoise.weighting import check_weights, shares
+from equipoise.weighting import Weights, check_weights, shares
 
 _LEAST = 1e-10
 
@@ -39,7 +39,7 @@ class QFFL(Reweighting):
     """q: how much large losses count, 0 or more; 0 is the plain mean. The paper: 0.001 to 5 (and 10, 15 in sweeps)."""
 
     q: float = 1.0
-    weights: str = "uniform"
+    weights: Weights = "uniform"
 
     def __post_init__(self) -> None:
         require(not_negative(self.q), "qffl: q", self.q, "0 or more; 0 is the plain mean")
@@ -55,6 +55,6 @@ class QFFL(Reweighting):
         return power / (power * (1 + longer)).sum(), "all losses are 0: next to no step" if nothing else ""
 
 
-def qffl(q: float = 1.0, *, variant: Variant = "fedavg", weights: str = "uniform") -> Method:
+def qffl(q: float = 1.0, *, variant: Variant = "fedavg", weights: Weights = "uniform") -> Method:
     """variant: "fedavg" (q-FedAvg), local training, or "fedsgd" (q-FedSGD), one step on all of a client's data."""
     return Method("qffl", client("qffl", variant), QFFL(q, weights))

@@ -22,7 +22,7 @@ from torch import Tensor
 from equipoise.core import SGD, Cohort, Mean, Method, normalised
 from equipoise.methods._reweighting import Reweighting, counted
 from equipoise.objectives import Tilted, check_tilt, tilts
-from equipoise.weighting import check_weights, shares
+from equipoise.weighting import Weights, check_weights, shares
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TERM(Reweighting):
     """t: the tilt between clients, any sign; 0 is the mean. Usual: 0.1, 1, 2, 5."""
 
     t: float = 1.0
-    weights: str = "uniform"
+    weights: Weights = "uniform"
 
     def __post_init__(self) -> None:
         check_tilt("term", "t", self.t)
@@ -43,6 +43,6 @@ class TERM(Reweighting):
         return normalised(p * tilts(f - heaviest, self.t)), ""
 
 
-def term(t: float = 1.0, tau: float = 0.0, *, weights: str = "uniform") -> Method:
+def term(t: float = 1.0, tau: float = 0.0, *, weights: Weights = "uniform") -> Method:
     """tau: the tilt between the samples of a batch on the client's side, any sign; 0 is their mean."""
     return Method("term", SGD(Tilted(tau) if tau else Mean()), TERM(t, weights))

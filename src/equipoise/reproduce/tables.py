@@ -47,6 +47,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equipoise import config as configs
+from equipoise import registry
 from equipoise.config.checks import require_tests
 from equipoise.config.parts import Table as Params
 from equipoise.config.parts import section, shown
@@ -180,8 +181,10 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Tells this cell from what it was before its file was changed."""
-        written = json.dumps([self.spec, self.grid, self.extra_epoch, self.model], sort_keys=True)
+        """Tells this cell from what it was before its file was changed, or that of a part of the user's own in it."""
+        own = registry.own_files({name: [self.spec.get(name), self.grid] for name in configs.SECTIONS})
+        told = [self.spec, self.grid, self.extra_epoch, self.model, *([own] if own else [])]
+        written = json.dumps(told, sort_keys=True)
         return hashlib.sha256(written.encode()).hexdigest()[:12]
 
     def config(self, chosen: Params | None = None, rounds: float = 1.0, sets: Sequence[str] = ()) -> configs.Config:

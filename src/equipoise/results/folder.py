@@ -71,15 +71,29 @@ class RunFolder:
                 f"{self.path} already holds another run: its config.toml differs",
                 f"equipoise resume {self.path} goes on with that one; for a new run choose another --out",
             )
-        elif self.finished:
-            self._wind_up()
-            return
         else:
+            self.same_files(environment.get("own", {}))
+            if self.finished:
+                self._wind_up()
+                return
             self._note_changes(environment)
         files.make_folder(self.path / "parts")
         self._parts = {name: files.sha256(self.path / name) for name in self._on_disk()}
         self._timings = self._read_timings()
         self.mark("running", max(map(_round_of, self._parts), default=0))
+
+    def same_files(self, own: Mapping[str, str]) -> None:
+        """An error if the run was made with other files of the user's own than these."""
+        then = own if self.own is None else self.own
+        told = [
+            f"the file of {name} is not the one that {self.path} was made with: "
+            f"sha256 {_short(then.get(name))} then, {_short(own.get(name))} now"
+            for name in sorted({*then, *own})
+            if then.get(name) != own.get(name)
+        ]
+        if told:
+            hint = "put the file back as it was, or run anew: with another --out, or after removing this folder"
+            raise EquipoiseError("; ".join(told), hint)
 
     def _note_changes(self, environment: Mapping[str, Any]) -> None:
         path = self.path / "environment.json"
@@ -107,6 +121,14 @@ class RunFolder:
     @property
     def config(self) -> bytes:
         return files.read_bytes(self.path / "config.toml")
+
+    @property
+    def own(self) -> dict[str, str] | None:
+        """The user's own parts in it, with the sha256 of the file of each; None: none, or older than this record."""
+        try:
+            return dict(files.read_json(self.path / "environment.json")["own"])
+        except (EquipoiseError, LookupError, TypeError, ValueError):
+            return None
 
     @property
     def status(self) -> dict[str, Any]:
@@ -209,6 +231,10 @@ class RunFolder:
         files.remove_folder(self.path / "checkpoint")
         self._parts, self._rows = {}, Rows()
         self.mark("finished", _checksums(self.path)[0])
+
+
+def _short(sha256: object) -> str:
+    return f"{sha256!s:.12}..." if sha256 else "none"
 
 
 def _environment(environment: Mapping[str, Any]) -> bytes:
