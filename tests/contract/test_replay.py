@@ -156,6 +156,19 @@ def test_a_cohort_that_lacks_some_is_filled_up_and_nobody_can_tell(name: str) ->
     assert {form[1][0] for key in replay._made for form in key[3] if form[0] == "w"} == {8}  # type: ignore[index]
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_who_has_many_steps_goes_on_without_the_others_and_nobody_can_tell(name: str) -> None:
+    """In legs of 8, 4, 2 and 1 clients, some of which are short of one and filled up."""
+    fed = contract.sample_federation((4, 3, 40, 4, 24, 3, 95, 14))
+    sims = [after(METHODS[name].make(), replay, fed=fed) for replay in ("off", "on")]
+    compare(*sims)
+    replay = sims[1].simulator.replay
+    assert replay is not None and replay.reasons == {} and replay.relay
+    epochs = sims[1].simulator.schedule
+    if METHODS[name].make().client.schedule(epochs, 0, Stream(0)) == epochs:  # else everyone has as many steps
+        assert {form[1][0] for key in replay._made for form in key[3] if form[0] == "w"} > {8, 1}  # type: ignore[index]
+
+
 def test_a_cohort_of_less_than_half_is_not_filled_up() -> None:
     replay = Replay(frozenset({8, 3}), 5, False)
     rooms = [replay.room(k, 5) for k in (1, 2, 3, 4, 7, 8, 9)]

@@ -175,7 +175,7 @@ class Again:
 def in_fixed_places(monkeypatch: pytest.MonkeyPatch) -> None:
     before = replaying.Replay.__init__
     monkeypatch.setattr(replaying.Captured, "_capture", lambda self, work: Again(self, work))
-    always = lambda self, clients, batch, capture: before(self, clients, batch, True)  # noqa: E731
+    always = lambda self, clients, batch, capture, relay=False: before(self, clients, batch, True, relay)  # noqa: E731
     monkeypatch.setattr(replaying.Replay, "__init__", always)
 
 
@@ -186,7 +186,7 @@ FIXED: dict[str, ClientRule] = {
 
 
 @pytest.mark.usefixtures("in_fixed_places")
-@pytest.mark.parametrize("sizes", [SIZES, (25, 25)], ids=["some rest", "none rest"])
+@pytest.mark.parametrize("sizes", [SIZES, (25, 25), (9, 7, 95, 9, 50, 7)], ids=["some rest", "none rest", "in legs"])
 @pytest.mark.parametrize("name", FIXED)
 def test_with_everything_in_fixed_places(name: str, sizes: tuple[int, ...]) -> None:
     compare(lambda: Method("own", FIXED[name]), "vmap", fed=federation(sizes))

@@ -51,6 +51,15 @@ class Batches:
         index, mask = (t[:s, :, c, :w] for t in (self.index, self.mask))
         return Batches(index, mask, self.steps[c], self.widths[c], self.counts[:s, c])
 
+    def between(self, first: int, last: int, who: list[int]) -> Batches:
+        """Steps from `first` up to `last` of these clients; all of them, if that is what is asked for."""
+        if first == 0 and last == self.longest and len(who) == len(self.steps):
+            return self
+        at = torch.tensor(who, device=self.index.device)
+        index, mask = (t[first:last].index_select(2, at) for t in (self.index, self.mask))
+        steps = tuple(max(0, min(self.steps[k], last) - first) for k in who)
+        return Batches(index, mask, steps, tuple(self.widths[k] for k in who), self.counts[first:last, who])
+
     def to(self, device: torch.device) -> Batches:
         return replace(self, index=self.index.to(device), mask=self.mask.to(device))
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -19,9 +20,11 @@ from torch import Tensor
 from equipoise.at import Schedule, Stop
 from equipoise.core import SGD, ClientRule, State
 from equipoise.engine.batches import Batches, full, plan_batches
+from equipoise.engine.legs import halves
 from equipoise.engine.precision import steps_in
 from equipoise.engine.replay import Replay
 from equipoise.engine.risk import risk
+from equipoise.engine.store import Seen
 from equipoise.engine.view import View, World
 from equipoise.layout import finite_rows
 from equipoise.questions import part
@@ -60,13 +63,15 @@ class Done:
     state: State
     losses: Tensor | None
     signals: State = field(default_factory=dict)
+    same: frozenset[str] = frozenset()
+    """What of the state is as it was before the round."""
 
 
 def client_round(
     rule: ClientRule, world: World, work: Work, state: State, alone: Callable[..., Tensor], update: Tensor
 ) -> Done:
     """Report, begin, every local step, end: for all rows of `work`, which are clients; `update` [K, d] is filled."""
-    batches = work.batches.to(work.received.device)
+    batches, seen = work.batches.to(work.received.device), Seen(state)
     view = View(world, work.ids, rule, batches, work.received, work.message, work.lr, work.round, work.stream, alone)
     losses = view.risk(work.received) if work.losses else None  # first: it asks a GPU, which later is busy, for sizes
     signals = rule.report(state, view)
@@ -75,17 +80,15 @@ def client_round(
     with steps_in(world.precision):
         played = None if world.replay is None else world.replay.steps(rule, view, start, {**state, **extra}, direct)
         w, now = played or _step_by_step(rule, view, start, {**state, **extra})
-    if w is None:  # the steps have written the update
-        return Done(update, None, _finite_or(_lasting(now, state), state), losses, signals)
-    end, now = rule.end(w, now, view)
-    with torch.no_grad():
-        torch.sub(start, end, out=update)
-    return Done(update, end if work.ends else None, _finite_or(_lasting(now, state), state), losses, signals)
-
-
-def _lasting(now: State, state: State) -> State:
-    """What outlives the round: what there was before it."""
-    return {name: now[name] for name in state}
+    end = None
+    if w is not None:  # else the steps have written the update
+        end, now = rule.end(w, now, view)
+        with torch.no_grad():
+            torch.sub(start, end, out=update)
+    lasting = {name: now[name] for name in state}  # what there was before the round
+    changed = seen.changed(lasting)
+    kept, same = _finite_or(lasting, state, changed), frozenset(lasting.keys() - changed.keys())
+    return Done(update, end if work.ends else None, kept, losses, signals, same)
 
 
 def _step_by_step(rule: ClientRule, view: View, w: Tensor, state: State) -> tuple[Tensor, State]:
@@ -104,12 +107,12 @@ def _hold(rows: list[int], old: tuple[Tensor, State], new: tuple[Tensor, State])
     return new[0].index_copy(0, at, old[0][at]), held
 
 
-def _finite_or(new: State, old: State) -> State:
+def _finite_or(new: State, old: State, changed: State) -> State:
     """A client whose state is no longer finite keeps its last good one: divergence must not outlive the round."""
-    if not new:
+    if not changed:
         return new
-    good = torch.stack([finite_rows(t) for t in new.values()]).all(0)
-    return {n: torch.where(good.view(-1, *[1] * (t.dim() - 1)), t, old[n]) for n, t in new.items()}
+    good = reduce(torch.logical_and, map(finite_rows, new.values()))
+    return {**new, **{n: torch.where(good.view(-1, *[1] * (t.dim() - 1)), t, old[n]) for n, t in changed.items()}}
 
 
 def cuts(k: int, d: int, vectorised: bool) -> list[slice]:
@@ -173,7 +176,7 @@ class Executor:
         lowest = last.clone()
         # The same bits, however long the run is to be, and however exact.
         widest = full(schedule.batch, self.world.train.size[ids.cpu()])
-        replay = Replay(_halves(len(ids)), widest, False) if self.world.alone else None
+        replay = Replay(halves(len(ids)), widest, False) if self.world.alone else None
         plain = Executor(replace(self.world, replay=replay, precision="full"), self.workers)
         for epoch in range(0, stop.cap, stop.window):
             at, now = busy.to(rows.device), stream.child(epoch)
@@ -194,11 +197,6 @@ class Executor:
         return kept
 
 
-def _halves(n: int) -> frozenset[int]:
-    """n, half of it, and so on: as clients stop one by one, a recording is used until half of them have."""
-    return frozenset({n}) if n < 2 else frozenset({n}) | _halves(-(-n // 2))
-
-
 def _no_alone(ids: Tensor, stop: Stop) -> Tensor:
     raise RuntimeError("training alone inside of training alone")
 
@@ -216,6 +214,7 @@ def _join(parts: list[Done], updates: Tensor) -> Done:
         _stacked([p.state for p in parts]),
         torch.cat(losses) if losses else None,
         _stacked([p.signals for p in parts]),
+        frozenset.intersection(*(p.same for p in parts)),
     )
 
 

@@ -19,8 +19,10 @@ from equipoise.core import ClientRule, State
 from equipoise.data.federation import SPLITS
 from equipoise.engine import graphs
 from equipoise.engine.fill import Fill
+from equipoise.engine.legs import Leg, halves, stretches
 from equipoise.engine.record import Unrecordable, record
 from equipoise.engine.stage import STATE, Inputs, Played, holds, running_out, walk
+from equipoise.engine.store import Seen
 from equipoise.engine.view import View, World
 
 _EACH = ("index", "mask", "key", "x", "y")  # what differs from step to step; all else holds for the round
@@ -77,31 +79,37 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def played(rule: ClientRule, world: World, inputs: Inputs) -> Played:
-    names = tuple(inputs)
+    names, anew = tuple(inputs), list[str]()
     own = [n.removeprefix(STATE) for n in names if n.startswith(STATE)]
 
     def step(*tensors: Tensor) -> list[Tensor]:
         given = dict(zip(names, tensors, strict=True))
-        w, state = rule.step(given["w"], {n: given[STATE + n] for n in own}, Recording(rule, world, given))
+        before = {n: given[STATE + n] for n in own}
+        seen = Seen(before)
+        w, state = rule.step(given["w"], before, Recording(rule, world, given))
         if set(state) != set(own):
             _refuse("the step changes what its state consists of")
-        return [w, *(state[n] for n in own)]
+        new = seen.changed({n: state[n] for n in own})
+        anew[:] = ["w", *(STATE + n for n in new)]
+        return [w, *new.values()]
 
-    first, often = list(inputs.values()), [holds(n) for n in names]
-    return Played(names, record(step, first, often, lambda: list(_others(step, inputs).values())))
+    def others() -> list[Tensor]:
+        after = step(*(t.clone() for t in inputs.values()))
+        return list({**inputs, **_others(inputs), **dict(zip(anew, after, strict=True))}.values())
+
+    recorded = record(step, list(inputs.values()), [holds(n) for n in names], others)
+    return Played(names, anew[1:], recorded)
 
 
-def _others(step: Callable[..., list[Tensor]], inputs: Inputs) -> Inputs:
-    """Inputs that might be those of another step: the model and the state after this one, other samples, fewer of them.
+def _others(inputs: Inputs) -> Inputs:
+    """What, with the model and the state after this step, might be the inputs of another: other samples, fewer of them.
 
     They must be such as a step may meet. Numbers made up are not: on a GPU an index beyond a table ends the process.
     """
-    after = step(*(t.clone() for t in inputs.values()))
-    lasting = ("w", *(n for n in inputs if n.startswith(STATE)))
     turned = {n: t.roll(1, -1) for n, t in inputs.items() if n in ("index", "y", "key")}
     mask = inputs["mask"].clone()
     mask[..., mask.shape[-1] // 2 :] = False
-    return {**inputs, **dict(zip(lasting, after, strict=True)), **turned, "mask": mask}
+    return {**turned, "mask": mask}
 
 
 class Captured:
@@ -186,10 +194,11 @@ class Replay:
     Which steps are played back depends on the scenario and the cohort, never on what happened before: a run that was
     stopped and resumed takes the same ones. A recording is of as many clients as a full cohort is cut into (`clients`)
     and of full batches (`batch`). What is smaller is filled up (`Fill`), unless it is less than half of it.
+    With `relay`, who has many steps goes on without those who have none left, in recordings of half as many (`legs`).
     """
 
-    def __init__(self, clients: frozenset[int], batch: int, capture: bool) -> None:
-        self.clients, self.batch, self.capture = clients, batch, capture
+    def __init__(self, clients: frozenset[int], batch: int, capture: bool, relay: bool = False) -> None:
+        self.clients, self.batch, self.capture, self.relay = clients, batch, capture, relay
         self.reasons: dict[str, str] = {}
         """Why a rule's steps are not played back, by its name."""
         self.plain: dict[str, str] = {}
@@ -215,34 +224,51 @@ class Replay:
         room = self.room(*now) if view.batches.longest else None
         if room is None or not (view.world.vectorised or room == tuple(now)):
             return None
-        fill = Fill(view.batches, *room)
+        legs = stretches(view.batches.steps, room[0], halves(room[0]) if self.relay else frozenset())
         fixed, each = _inputs(view, w, state)
-        fixed, each = fill.fixed(fixed), fill.each(each)
+        with torch.no_grad():
+            for leg in (Leg.of(view.batches, *part) for part in legs):
+                done = self._leg(rule, view, leg, fixed, each, update if len(legs) == 1 else None)
+                if done is None:
+                    return None
+                fixed |= {n: leg.put(fixed[n], t) for n, t in done.items()}
+            if update is not None and fixed["w"] is not w:  # else it has been written
+                torch.sub(w, fixed["w"], out=update)
+        return None if update is not None else fixed["w"], {n: fixed[STATE + n] for n in state}
+
+    def _leg(
+        self, rule: ClientRule, view: View, leg: Leg, fixed: Inputs, each: Inputs, update: Tensor | None
+    ) -> Inputs | None:
+        """What these steps make of the model and the state; of the model nothing, where the update has been written."""
+        fill = Fill(leg.batches, leg.rows, self.batch)
+
+        def cut(inputs: Inputs) -> Inputs:
+            return fill.fixed(leg.fixed(inputs))
+
+        def whole() -> Inputs:
+            return {**first, **cut(_sizes(view))}
+
+        fixed, each = cut(fixed), fill.each(leg.each(each))
         first = {**fixed, **{n: t[0] for n, t in each.items()}}
         key = (_name(rule), view.world.vectorised, id(view.world.federation.data.x), _form(first))
-        with torch.no_grad():
-            play = self._recorded(key, rule, view, fill, first)
-            if play is None:
-                return None
-            fixed |= fill.fixed(_sizes(view, play.used))
-            graph = self._graph(key, rule, play, view, fill, first) if self.capture else None
-            into, turns = update if fill.idle else None, view.batches.turns
-            if graph is None:
-                end, new = walk(play, fixed, each, fill.steps, turns, into)
-            else:
-                end, new = graph.rounds(fixed, each, fill.steps, turns, into)
-            if end is not None:
-                end = end[: now[0]]
-                if update is not None:
-                    torch.sub(w, end, out=update)
-                    end = None
-        return end, {n.removeprefix(STATE): t[: now[0]] for n, t in new.items()}
+        play = self._recorded(key, rule, view.world, whole)
+        if play is None:
+            return None
+        graph = self._graph(key, rule, play, view.batches.longest, whole) if self.capture else None
+        fixed = {**fixed, **cut(_sizes(view, play.used))}
+        into, turns = update if fill.idle else None, leg.batches.turns
+        if graph is None:
+            end, new = walk(play, fixed, each, fill.steps, turns, into)
+        else:
+            end, new = graph.rounds(fixed, each, fill.steps, turns, into)
+        many = len(leg.batches.steps)
+        return {n: t[:many] for n, t in (new if end is None else {"w": end, **new}).items()}
 
-    def _recorded(self, key: object, rule: ClientRule, view: View, fill: Fill, inputs: Inputs) -> Played | None:
+    def _recorded(self, key: object, rule: ClientRule, world: World, inputs: Callable[[], Inputs]) -> Played | None:
         with self._lock:
             if key not in self._made:
                 try:
-                    made = self._made[key] = played(rule, view.world, {**inputs, **fill.fixed(_sizes(view))})
+                    made = self._made[key] = played(rule, world, inputs())
                     of = type(rule).__name__
                     self.plain |= {f"{what} of {of}": why for what, why in made.recorded.plain.items()}
                 except Unrecordable as reason:
@@ -251,13 +277,12 @@ class Replay:
             return self._made[key]
 
     def _graph(
-        self, key: object, rule: ClientRule, play: Played, view: View, fill: Fill, inputs: Inputs
+        self, key: object, rule: ClientRule, play: Played, steps: int, inputs: Callable[[], Inputs]
     ) -> Captured | None:
-        made, steps = self._captured.get(key), view.batches.longest
+        made = self._captured.get(key)
         try:
             if key not in self._captured or (made is not None and made.steps < steps):
-                inputs = {**inputs, **fill.fixed(_sizes(view))}
-                self._captured[key] = made = Captured(play, inputs, steps if made is None else 2 * steps)
+                self._captured[key] = made = Captured(play, inputs(), steps if made is None else 2 * steps)
         except RuntimeError as error:  # an operation that a graph cannot hold
             self._captured[key] = made = None
             self.reasons[type(rule).__name__] = f"no CUDA graph: {str(error).splitlines()[0]}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 CHUNK = 2048  # samples of one client in a single evaluation pass: bounds memory, changes no result beyond rounding
 _AT_ONCE = 1 << 14  # samples of all clients in one, on a GPU
+_NUMBERS = 1 << 24  # in these samples: what a network makes of large images takes a hundred times their memory
 _NEAR = 1 << 12  # the same on a CPU, where what was read should still be near when it is needed
 _EMPTY = 2  # times as many places as samples, of which a graph may have to work on more than a cohort needs
 
@@ -28,7 +29,8 @@ def answers(
     """
     data = world.federation.data
     index, mask = world.federation.splits[split].padded(ids, longest)
-    chunk = max(1, min(CHUNK, (_AT_ONCE if rows.is_cuda else _NEAR) // max(1, len(ids))))
+    most = min(_AT_ONCE, _NUMBERS // max(1, data.x[0].numel())) if rows.is_cuda else _NEAR
+    chunk = max(1, min(CHUNK, most // max(1, len(ids))))
     for at in range(0, index.shape[1], chunk):
         part, y = index[:, at : at + chunk], data.y[index[:, at : at + chunk]]
         y = y.to(rows.dtype) if y.is_floating_point() else y

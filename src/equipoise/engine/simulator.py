@@ -21,9 +21,9 @@ from equipoise.engine.phases import phase
 from equipoise.engine.replay import Replay
 from equipoise.engine.risk import Risks
 from equipoise.engine.settings import Train
-from equipoise.engine.store import ClientStore, Wish
+from equipoise.engine.store import ClientStore, Seen, Wish
 from equipoise.engine.view import Disturb, World
-from equipoise.questions import moved, near
+from equipoise.questions import moved, near, sent
 from equipoise.streams import Stream
 from equipoise.threat import Attack, Claims, Forgery, Samples
 
@@ -73,7 +73,7 @@ class Simulator:
         on_gpu = how.device.type == "cuda"
         sizes = frozenset(c.stop - c.start for c in cuts(participants.most, net.layout.size, how.vectorised))
         capture = on_gpu and how.workers == 1
-        self.replay = Replay(sizes, self._widest(), capture) if how.replay else None
+        self.replay = Replay(sizes, self._widest(), capture, relay=not on_gpu) if how.replay else None
         self.risks = Risks(sizes) if how.replay and capture else None
         self.alone = how.alone and on_gpu and how.vectorised
         self._last: tuple[Tensor, Done] | None = None
@@ -105,11 +105,11 @@ class Simulator:
         if len(ids) < len(plan.ids):
             keep = torch.isin(plan.ids, ids)
             messages = {n: t[keep] for n, t in messages.items()}
-        sizes = self.claimed[here].to(plan.w.device)
+        sizes = sent(self.claimed[here], plan.w)
         self._last = None  # so that its memory can be used again
         done = self.train(plan, ids, messages, ends=type(self.rule).receive is not ClientRule.receive)
         with phase("train"):
-            self.store.put(here, done.state)
+            self._keep(here, done)
         self._last = here, done
         return self._attacked(plan, Replies(ids, done.updates, sizes, done.losses, done.signals))
 
@@ -118,7 +118,11 @@ class Simulator:
         rule = self.rule.finish()
         if rule is not None:
             for ids in torch.split(plan.ids, _TOGETHER):
-                self.store.put(ids, self.train(plan, ids, {}, rule, ends=False).state)
+                self._keep(ids, self.train(plan, ids, {}, rule, ends=False))
+
+    def _keep(self, ids: Tensor, done: Done) -> None:
+        """Store what has changed; the rest is there."""
+        self.store.put(ids, {n: t for n, t in done.state.items() if n not in done.same})
 
     @phase("train")
     def train(
@@ -231,7 +235,8 @@ class Simulator:
         if len(ids) < len(trained):  # else they are the same
             at = torch.searchsorted(trained.to(ids.device), ids)
             trained, end, state = trained[at.cpu()], end[at], {n: t[at] for n, t in state.items()}
-        self.store.put(trained, self.rule.receive(end, state, downloads))
+        seen = Seen(state)
+        self.store.put(trained, seen.changed(self.rule.receive(end, state, downloads)))
 
     # ------------------------------------------------------------------------------------------------------- the attack
 

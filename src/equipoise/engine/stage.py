@@ -96,11 +96,13 @@ class InParts(Placed):
 
 
 class Played:
-    """A recorded step: inputs by name -> the model, which it overwrites, and the state."""
+    """A recorded step: inputs by name -> the model, which it overwrites, and what it makes anew of the state.
 
-    def __init__(self, names: tuple[str, ...], recorded: Recorded) -> None:
-        self.names, self.recorded = names, recorded
-        self.state = tuple(n for n in names if n.startswith(STATE))
+    The latter goes by the names `state`; what a step gives back as it was stays where it is, for the whole round.
+    """
+
+    def __init__(self, names: tuple[str, ...], state: Sequence[str], recorded: Recorded) -> None:
+        self.names, self.state, self.recorded = names, tuple(state), recorded
         self.holding = tuple(n for n in names if holds(n))
         self.moving = tuple(n for n in names[1:] if not holds(n))
         self.used = {n for n, used in zip(names, recorded.used, strict=True) if used} | {"w", *self.state}
@@ -157,9 +159,9 @@ def walk(
             if s in resting:
                 out = resting[s]
                 ready.append((out, model.take(out), [t[out] for t in state.values()]))
-            now = {**state, **{n: t[s] for n, t in by_step.items()}}
+            now = {**fixed, **state, **{n: t[s] for n, t in by_step.items()}}
             if turn:
-                known = play.ahead({**fixed, **now})
+                known = play.ahead(now)
             state = dict(zip(play.state, model.step([*(now[n] for n in play.moving), *known]), strict=True))
         if ready:
             at, rows, states = zip(*ready, strict=True)

@@ -29,12 +29,24 @@ from torch import Tensor
 from equipoise import files
 from equipoise.core import State
 from equipoise.errors import EquipoiseError
+from equipoise.questions import sent
 
 Place = Literal["device", "host", "disk"]
 Wish = Literal["auto", "device", "host", "disk"]
 _SHARE = 0.5  # of the memory that was free; the rest is for training
 _BLOCK = 1 << 28  # bytes in a block: a table that is smaller has one
 _MANY = 8  # rows of a block at least: pinned memory is dealt in powers of 2, and what is left of one is lost
+
+
+class Seen:
+    """A state as a rule is shown it, to tell afterwards what has become of it."""
+
+    def __init__(self, state: State) -> None:
+        self._state, self._writes = dict(state), {n: t._version for n, t in state.items()}
+
+    def changed(self, new: State) -> State:
+        """What of `new` is something else than was shown, or has been written to."""
+        return {n: t for n, t in new.items() if t is not self._state.get(n) or t._version != self._writes[n]}
 
 
 class ClientStore:
@@ -61,16 +73,19 @@ class ClientStore:
         if not state:
             return
         ids = ids.cpu()
-        new = ids[self._slot[ids] < 0]
-        self._slot[new] = torch.arange(self._used, self._used + len(new))
-        self._used += len(new)
+        slots = self._slot[ids]
+        new = ids[slots < 0]
+        if len(new):
+            self._slot[new] = torch.arange(self._used, self._used + len(new))
+            self._used += len(new)
+            slots = self._slot[ids]
         for name, rows in state.items():
             if name not in self._tables:
                 self._tables[name] = Table(rows, len(self._slot), self._lane)
             table = self._tables[name]
             while table.room < self._used:
                 table.grow(self._take(table.bytes))
-            table.write(self._slot[ids], rows.to(self._lane.device))
+            table.write(slots, rows.to(self._lane.device))
 
     def _take(self, size: int) -> Place:
         """The first place with room for a block of this size, which is then taken."""
@@ -167,6 +182,7 @@ class Lane:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self._apart = device, device.type == "cuda"
+        self._sent = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64, device=device)
 
     def block(self, place: Place, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if place == "disk":
@@ -175,9 +191,12 @@ class Lane:
             return torch.empty(shape, dtype=dtype, pin_memory=self._apart)
         return torch.empty(shape, dtype=dtype, device=self.device)
 
-    def near(self, numbers: Tensor) -> Tensor:
-        """Numbers in host memory, on the device."""
-        return numbers.pin_memory().to(self.device, non_blocking=True) if self._apart else numbers.to(self.device)
+    def near(self, slots: Tensor) -> Tensor:
+        """Slots, on the device; those of the last time are there already: what is read is often what is written."""
+        here, there = self._sent
+        if not torch.equal(here, slots):
+            self._sent = slots, sent(slots, there)
+        return self._sent[1]
 
     def leaving(self, mapped: Tensor) -> Tensor:
         """A row in a file, where the device can copy it from."""
@@ -217,7 +236,7 @@ class Table:
     def read(self, slots: Tensor) -> Tensor:
         """The rows in these slots, on the device."""
         if self._at_hand:
-            return self.blocks[0][1][self._lane.near(slots)]
+            return self.blocks[0][1].index_select(0, self._lane.near(slots))
         self._settle()
         out = torch.empty((len(slots), *self.shape), dtype=self.dtype, device=self._lane.device)
         kept = [self._lane.leaving(row) if place == "disk" else row for place, row in self._rows(slots)]
@@ -227,7 +246,7 @@ class Table:
     def write(self, slots: Tensor, rows: Tensor) -> None:
         """Rows from the device into these slots."""
         if self._at_hand:
-            self.blocks[0][1][self._lane.near(slots)] = rows
+            self.blocks[0][1].index_copy_(0, self._lane.near(slots), rows)
             return
         self._settle()
         kept = self._rows(slots)
