@@ -19,6 +19,11 @@ class EquipoiseError(Exception):
         return EquipoiseError, (self.message, self.hint)
 
 
+def first_line(told: str) -> str:
+    """What is wrong, without the details."""
+    return told.partition("\n")[0]
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: the nearest known one, or all of them."""
     names = sorted(known)

@@ -17,6 +17,7 @@ from equipoise.course import Course
 from equipoise.course import Interrupted as Interrupted
 from equipoise.course import Progress as Progress
 from equipoise.data import load, partition
+from equipoise.data.datasets import provide
 from equipoise.data.federation import Federation
 from equipoise.data.own import from_folder
 from equipoise.data.synthetic import SYNTHETIC
@@ -98,6 +99,12 @@ def make_federation(data: configs.Data, seed: int) -> Federation:
         seed=chosen,
         **kind,
     )
+
+
+def provide_data(data: configs.Data) -> None:
+    """An error if the files of a [data] section are not on this machine, before many runs come to the same end."""
+    if not data.dataset.startswith("folder:") and data.dataset not in SYNTHETIC:
+        provide(data.dataset, download=data.download, **data.options)
 
 
 def run(

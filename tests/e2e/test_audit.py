@@ -18,6 +18,7 @@ from equipoise.audit.runner import folder
 from equipoise.audit.sweep import load as load_grid
 from equipoise.audit.sweep import run as run_grid
 from equipoise.cli import app
+from equipoise.data import find
 from equipoise.errors import EquipoiseError
 from equipoise.results import load_result
 
@@ -222,6 +223,21 @@ def test_an_attack_by_everyone_has_no_measures_and_that_is_told(tmp_path: Path) 
     assert told.exit_code == 0, told.output
     assert "no measures under sign-flip: all clients are malicious" in told.stderr
     assert "no measures under none" not in told.stderr
+
+
+@pytest.mark.parametrize("command", ["audit", "sweep"])
+def test_missing_data_are_told_once_before_anything_runs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQUIPOISE_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(find, "SYSTEM", ())
+    monkeypatch.setattr(find, "cache", lambda: tmp_path / "cache")
+    sweep = TEXT[TEXT.index("[data]") :] + '[method]\nname = "fedprox"\nmu = [0.1, 1.0]\n'
+    (tmp_path / "small.toml").write_text(TEXT if command == "audit" else sweep)
+    args = [str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), "--set", "data.dataset=mnist"]
+    told = CliRunner().invoke(app, [command, *args, "--set", "data.validation=0.2", "--workers", "1"])
+    assert told.exit_code == 2 and told.output.count("dataset mnist: missing files") == 1, told.output
+    assert "hint: run `equipoise data get mnist`" in told.output and not (tmp_path / "out").exists()
 
 
 def test_from_python_an_audit_is_run_read_reported_and_asked_by_name(done: Path, tmp_path: Path) -> None:

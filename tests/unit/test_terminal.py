@@ -1,10 +1,10 @@
-"""Numbers of tables as text."""
+"""Numbers of tables, and failures of many jobs, as text."""
 
 import math
 
 import pytest
 
-from equipoise.cli.terminal import number
+from equipoise.cli.terminal import number, say_failed
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,10 @@ from equipoise.cli.terminal import number
 )
 def test_number(value: object, text: str) -> None:
     assert number(value) == text
+
+
+def test_an_error_that_many_jobs_share_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    errors = {**{f"run {i}": "no data\n  hint: get it" for i in range(5)}, "run 5": "too far"}
+    assert say_failed(errors) and not say_failed({})
+    told = "failed: run 0, run 1, run 2 and 2 more: no data\n  hint: get it\nfailed: run 5: too far\n"
+    assert capsys.readouterr().err == told

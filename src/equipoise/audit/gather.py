@@ -15,7 +15,7 @@ from equipoise.audit.data import MEASURES, AuditData
 from equipoise.audit.influence import influence
 from equipoise.audit.plan import CLEAN, Plan
 from equipoise.audit.runner import federation, folder, optima, require_same_files
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, first_line
 from equipoise.results import Result, RunFolder, Table, load_result
 from equipoise.standalone import Optima
 
@@ -34,7 +34,7 @@ def gather(plan: Plan, out: Path, errors: Mapping[str, str] | None = None) -> Au
         try:
             found[cell.name] = _finished(folder(out, cell))
         except EquipoiseError as error:
-            missing[cell.name] = (errors or {}).get(cell.name, error.message)
+            missing[cell.name] = first_line((errors or {}).get(cell.name, error.message))
     clean = {
         (c.method, c.seed): found[c.name].summary().get("accuracy_mean")
         for c in plan.cells

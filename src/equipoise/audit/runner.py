@@ -20,7 +20,7 @@ from equipoise.audit.engines import Engine, Job, Local
 from equipoise.audit.plan import Cell, Plan
 from equipoise.core import Stop
 from equipoise.data.federation import Federation
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, first_line
 from equipoise.provenance import same_files
 from equipoise.standalone import Optima, local_optima
 
@@ -47,6 +47,7 @@ def run(
 
     `workers` processes on this machine do it, or the `engine`, if one is given.
     """
+    experiment.provide_data(plan.cells[0].config.data)
     files.make_folder(out)
     with files.Lock(out):
         _claim(plan, out)
@@ -135,7 +136,7 @@ def _optima(made: experiment.Experiment, stop: Stop, out: Path) -> Optima:
 
 
 def execute_all(jobs: Mapping[str, Job], engine: Engine, report: Callable[[Step], None]) -> dict[str, str]:
-    """Have all jobs done by the engine; what went wrong, by name."""
+    """Have all jobs done by the engine; what went wrong, by name, in full. A report has the first line of it."""
     errors: dict[str, str] = {}
     with closing(engine.ended(jobs)) as ended:
         for done, (name, result) in enumerate(ended, 1):
@@ -144,7 +145,6 @@ def execute_all(jobs: Mapping[str, Job], engine: Engine, report: Callable[[Step]
             except (experiment.Interrupted, KeyboardInterrupt):
                 raise
             except Exception as error:
-                told = error.message if isinstance(error, EquipoiseError) else f"{type(error).__name__}: {error}"
-                errors[name] = told.splitlines()[0]
-            report(Step(done, len(jobs), name, errors.get(name, "")))
+                errors[name] = str(error) if isinstance(error, EquipoiseError) else f"{type(error).__name__}: {error}"
+            report(Step(done, len(jobs), name, first_line(errors.get(name, ""))))
     return errors

@@ -34,6 +34,7 @@ from equipoise.config.parts import Table as Params
 from equipoise.config.parts import section, shown, write
 from equipoise.core import Stop
 from equipoise.errors import EquipoiseError, nearest
+from equipoise.experiment import provide_data
 from equipoise.provenance import same_files
 from equipoise.results import Result, load_result
 
@@ -141,6 +142,7 @@ def run(
     engine = engine or Local(workers)
     seeds = seeds_of(grid.sweep.seeds, grid.base, "sweep")
     combinations = grid.combinations()
+    provide_data(grid.config(combinations[0], seeds[0], "validation").data)
     files.make_folder(out)
     paths = {(i, s): out / "grid" / f"{i:03d}--s{s}" for i in range(len(combinations)) for s in seeds}
     tried = {(i, s): grid.config(combinations[i], s, "validation") for i, s in paths}

@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise.cli.runs import Own, SetOption, TrackOption, known, only, tracker_of
-from equipoise.cli.terminal import FAILED, Json, Quiet, Verbose, guarded, number, put, put_json, put_table, say
+from equipoise.cli.terminal import (
+    FAILED,
+    Json,
+    Quiet,
+    Verbose,
+    guarded,
+    number,
+    put,
+    put_json,
+    put_table,
+    say,
+    say_failed,
+)
 from equipoise.errors import EquipoiseError
 
 if TYPE_CHECKING:
@@ -89,8 +101,7 @@ def audit(
         record(data, tracker)
     page = _write_page(data, folder)
     show(data, as_json)
-    for name, error in errors.items():
-        say(f"failed: {name}: {error}")
+    say_failed(errors)
     say(f"report: {page.resolve()}")
     if errors and len(errors) >= len(plan.cells):
         raise typer.Exit(FAILED)

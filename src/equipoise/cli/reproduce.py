@@ -11,8 +11,8 @@ import typer
 
 from equipoise.cli.audits import AddressOption, EngineOption, Where, Workers, engine_of, steps
 from equipoise.cli.runs import Own, SetOption, known
-from equipoise.cli.terminal import FAILED, Quiet, Verbose, guarded, put, put_table, say
-from equipoise.errors import EquipoiseError, nearest, require
+from equipoise.cli.terminal import FAILED, Quiet, Verbose, guarded, put, put_table, say, say_failed
+from equipoise.errors import EquipoiseError, first_line, nearest, require
 
 if TYPE_CHECKING:
     from equipoise.reproduce import Table
@@ -87,13 +87,10 @@ def reproduce(
         _show(table, kept)
     for paper in papers:
         _write(paper, folder, kept, page)
-    late = [name for name, error in errors.items() if error == LATE]
+    late = [name for name, error in errors.items() if first_line(error) == LATE]
     if late:
         say(f"{LATE}: {len(late)} runs; give the command again to go on")
-    failed = [name for name in errors if name not in late]
-    for name in failed:
-        say(f"failed: {name}: {errors[name]}")
-    if failed:
+    if say_failed({name: error for name, error in errors.items() if name not in late}):
         raise typer.Exit(FAILED)
 
 

@@ -9,7 +9,7 @@ import functools
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
@@ -17,6 +17,7 @@ import typer
 
 from equipoise.errors import EquipoiseError
 
+_NAMED = 3  # jobs with the same error; others are counted
 _LARGE = 1e6  # numbers from here on are told by their first digits
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ def say(text: str) -> None:
 def put(text: str) -> None:
     """To stdout."""
     typer.echo(text)
+
+
+def say_failed(errors: Mapping[str, str]) -> bool:
+    """What went wrong with which jobs, by name; an error that several share is told once. Whether there was any."""
+    for error in dict.fromkeys(errors.values()):
+        names = [name for name in errors if errors[name] == error]
+        rest = len(names) - _NAMED
+        say(f"failed: {', '.join(names[:_NAMED])}{f' and {rest} more' if rest > 0 else ''}: {error}")
+    return bool(errors)
 
 
 def put_json(value: Any) -> None:

@@ -31,6 +31,14 @@ def _info(name: str) -> DatasetInfo:
 
 def load(name: str, *, folder: str | Path | None = None, download: bool = False, **options: Any) -> Dataset:
     """The dataset `name`, from files that are on this machine or, with `download`, from the network."""
+    found, options = provide(name, folder=folder, download=download, **options)
+    return LOADERS[name](found, **options)
+
+
+def provide(
+    name: str, *, folder: str | Path | None = None, download: bool = False, **options: Any
+) -> tuple[Found, dict[str, Any]]:
+    """Where the files are, and all options, the defaults too; an error, which says what is missing, if they are not."""
     info = _info(name)
     if name not in LOADERS:
         raise EquipoiseError(f"dataset {name!r} is {info.what}", "load mnist, which picks it up as attribute 'writer'")
@@ -41,7 +49,7 @@ def load(name: str, *, folder: str | Path | None = None, download: bool = False,
         found = locate(info, folder, options)
     if found is None:
         raise missing(info, folder, options)
-    return LOADERS[name](found, **options)
+    return found, options
 
 
 def _complete(name: str, options: dict[str, Any]) -> dict[str, Any]:
