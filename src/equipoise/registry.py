@@ -193,7 +193,7 @@ def _built_in(kind: Kind) -> Mapping[str, Entry]:
 
         return {n: Entry.of(n, kind, f, f.__doc__, skip=2) for n, f in MODELS.items()}
     if kind == "partitions":
-        from equipoise.data.partition import PARTITIONS
+        from equipoise.data.partitioners import PARTITIONS
 
         return {n: Entry.of(n, kind, c, c.__doc__) for n, c in PARTITIONS.items()}
     if kind == "datasets":

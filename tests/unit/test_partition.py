@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.data.partition import (
+from equipoise.data.partitioners import (
     IID,
     PARTITIONS,
     Attribute,

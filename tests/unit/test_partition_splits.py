@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.data.federation import SPLITS, Dataset, Federation, Split
-from equipoise.data.partition import IID, PARTITIONS, Dirichlet, partition, split_clients
+from equipoise.data.partition import partition, split_clients
+from equipoise.data.partitioners import IID, PARTITIONS, Dirichlet
 from equipoise.errors import EquipoiseError
 from equipoise.streams import Stream
 

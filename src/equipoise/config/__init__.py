@@ -23,7 +23,7 @@ from typing import Any, Literal
 from equipoise import core
 from equipoise.config.checks import cross_check
 from equipoise.config.parts import Collector, Table, arguments, named, part, section, shown, write_pairs
-from equipoise.data.partition import Attribute
+from equipoise.data.partitioners import Attribute
 from equipoise.data.synthetic import SYNTHETIC
 from equipoise.engine.settings import Admission, Participation, Run, Train
 from equipoise.errors import EquipoiseError, nearest, require
