@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, product
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,10 @@ from equipoise.streams import Stream
 Shape = tuple[int, ...]
 Wholes = Sequence[int]
 Chances = Sequence[float]
+Padding = Literal["same", "valid"]
+Activation = Literal["relu", "tanh"]
 
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
+_ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 def _image(kind: str, shape: Shape) -> tuple[int, int, int]:
@@ -34,7 +37,7 @@ def _image(kind: str, shape: Shape) -> tuple[int, int, int]:
     return shape[0], shape[1], shape[2]
 
 
-def _dense(sizes: Wholes, dropout: Chances, activation: str = "relu", bias: bool = True) -> dict[str, nn.Module]:
+def _dense(sizes: Wholes, dropout: Chances, activation: Activation = "relu", bias: bool = True) -> dict[str, nn.Module]:
     """Linear layers between `sizes`, with dropout[i] in front of the i-th and an activation behind all but the last."""
     if len(dropout) >= len(sizes):
         hint = "at most one for each linear layer, on what goes into it"
@@ -85,11 +88,11 @@ def cnn(
     outputs: int | None = None,
     channels: Wholes = (32, 64),
     kernel: int | Wholes = 5,
-    padding: str = "same",
+    padding: Padding = "same",
     pool: int | Wholes = 2,
     hidden: Wholes = (512,),
     dropout: Chances = (),
-    activation: str = "relu",
+    activation: Activation = "relu",
     margin: int = 0,
     standardise: Sequence[float] = (),
 ) -> nn.Module:
@@ -316,8 +319,8 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "standardise": (_mean_and_deviation, "nothing, or a mean and a deviation above 0"),
     "margin": (lambda v: _whole(v) or v == 0, "a whole number, 0 or more"),
     "dropout": (partial(_list_of, _chance), "a list of chances, each from 0 up to (not including) 1"),
-    "padding": (lambda v: v in ("same", "valid"), 'use "same" or "valid"'),
-    "activation": (lambda v: v in ("relu", "tanh"), 'use "relu" or "tanh"'),
+    "padding": (lambda v: v in get_args(Padding), 'use "same" or "valid"'),
+    "activation": (lambda v: v in _ACTIVATIONS, 'use "relu" or "tanh"'),
     "bias": (lambda v: isinstance(v, bool), "true or false"),
 }
 

@@ -361,7 +361,7 @@ _COMMON: Mapping[str, Mapping[str, str]] = {
         "kernel": 'The side of filters: one for all convolutions, or one for each; odd with padding "same".',
         "padding": '"same": zeros around what a convolution sees, so that it keeps its size; "valid": none.',
         "pool": "The side of the max-pool behind a convolution: one for all, or one for each; 1 is none.",
-        "activation": '"relu" or "tanh".',
+        "activation": "What every layer but the last has behind it.",
         "margin": "How many zeros are put around the image first, on every side.",
         "standardise": "A mean and a deviation, by which the image is shifted and divided; [] leaves it as it is.",
         "resnet.widths": "How many channels each stage has; all but the first halve the image.",
