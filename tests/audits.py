@@ -65,7 +65,7 @@ def make_audit(
     people: list[dict[str, Any]] = []
     curves: list[dict[str, Any]] = []
     ledger: list[dict[str, Any]] = []
-    clean: dict[tuple[str, int], float] = {}
+    clean: dict[tuple[str, int], Array] = {}
     for seed in range(seeds):
         world = _world(stream.child("world", seed), clients)
         for attack in attacks:
@@ -84,8 +84,10 @@ def make_audit(
                 columns["downweighted"] = columns["filtered"] / 4
                 people += [{**cell, "client": i, **{k: v[i] for k, v in columns.items()}} for i in range(clients)]
                 numbers = _measures(columns, rng, rounds)
-                clean.setdefault((method, seed), numbers["accuracy_mean"] if attack == "none" else np.nan)
-                numbers["drop"] = clean[method, seed] - numbers["accuracy_mean"]
+                if attack == "none":
+                    clean[method, seed] = columns["accuracy"]
+                had = clean.get((method, seed), np.full(clients, np.nan))[~malicious]
+                numbers["drop"] = (had.mean() if len(had) else np.nan) - numbers["accuracy_mean"]
                 cells.append({**cell, "status": "done", "error": "", **numbers})
                 curves += [{**cell, "round": r, **_curve(numbers, r / rounds)} for r in range(1, rounds + 1)]
                 if "rffl" in method:

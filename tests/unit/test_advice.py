@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,6 +74,24 @@ def test_confidence_follows_the_evidence() -> None:
     assert "only method with a result" in advise([make_audit(("a",), seeds=5)], "accuracy").confidence
 
 
+def test_each_method_is_tested_under_its_own_worst_attack() -> None:
+    """x is at worst .6, under a; y, which is far better there, is at .2 under b."""
+    made = make_audit(("x", "y"), ("none", "a", "b"), seeds=6)
+    level = {("x", "a"): 0.6, ("x", "b"): 0.85, ("y", "a"): 0.9, ("y", "b"): 0.2}
+    keys = zip(*(made.cells[name].tolist() for name in ("method", "attack", "seed")), strict=True)
+    columns = {name: made.cells[name] for name in made.cells}
+    columns["accuracy_mean"] = np.array([level.get((m, a), 0.95) + 0.001 * s for m, a, s in keys])
+    found = advise([replace(made, cells=Table(columns))], "under-attack")
+    assert found.method == "x" and found.confidence.startswith("Quite sure: it is significantly better than the second")
+
+
+def test_only_audits_with_both_methods_are_counted() -> None:
+    """Two more that have no y say nothing of it."""
+    both = make_audit(("x", "y"), ("none",), seeds=6, effect={"y": -0.1}, luck=0.003)
+    alone = make_audit(("x",), ("none",), seeds=6, key=1)
+    assert "in one audit" in advise([both, alone, alone], "accuracy").confidence
+
+
 def test_fewer_attackers_than_feared_are_mentioned() -> None:
     found = advise([audit()], "under-attack 40%")
     assert found.method == "krum" and "at most 20.0% attackers" in found.confidence
@@ -119,7 +138,9 @@ def test_wishes_are_understood_in_several_spellings(wish: str, name: str, share:
     assert found.name == name and number == (None if share is None else pytest.approx(share))
 
 
-@pytest.mark.parametrize("wish", ["", "speed", "under-attack 120%", "under-attack 0%"])
+@pytest.mark.parametrize(
+    "wish", ["", "speed", "under-attack 120%", "under-attack 0%", "under-attack -5%", "under-attack abc", "attack"]
+)
 def test_other_wishes_are_refused_with_a_hint(wish: str) -> None:
     with pytest.raises(EquipoiseError, match="hint"):
         advise([audit(1)], wish)

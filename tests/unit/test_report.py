@@ -40,6 +40,7 @@ from equipoise.report import (
 from equipoise.report.findings import NOTIONS, Findings, find
 from equipoise.report.page import client_rows, embedded, page
 from equipoise.report.pictures import pictures
+from equipoise.report.readings import heat
 from equipoise.results import Table
 from tests.audits import Effect, make_audit
 
@@ -331,7 +332,7 @@ def _plain_measures(data: AuditData, method: str, attack: str) -> dict[str, floa
             "worst_10": worst.mean(),
             "gap_variance": here.gap.var(ddof=1),
             "pearson": np.corrcoef(here.standalone, here.accuracy)[0, 1],
-            "drop": clean.accuracy.mean() - here.accuracy.mean(),
+            "drop": clean[clean.client.isin(here.client)].accuracy.mean() - here.accuracy.mean(),
         }.items():
             rows.setdefault(name, []).append(value)
     return {name: float(np.mean(values)) for name, values in rows.items()}
@@ -477,6 +478,14 @@ def test_gap_boxes_are_the_quartiles_of_honest_clients(audit: AuditData, found: 
     drawn = [box[k][0] for k in ("lowerfence", "q1", "median", "q3", "upperfence")]
     assert drawn == pytest.approx(expected, rel=1e-4)
     assert box["x"][0] == pytest.approx(sorted(gap), rel=1e-4)
+
+
+def test_a_method_that_an_attack_broke_is_not_the_steadiest() -> None:
+    failed = [("ditto", "b", seed) for seed in range(3)]
+    data = make_audit(("fedavg", "ditto"), ("none", "a", "b"), effect={"ditto": 0.1}, failed=failed)
+    found = find(data)
+    assert "whatever the attack, fedavg keeps at least" in heat(found, "accuracy_mean")
+    assert found.worst_attack("ditto") is None and found.worst_attack("fedavg") in ("a", "b")
 
 
 def test_the_heat_map_has_every_cell(audit: AuditData, found: Findings) -> None:

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.audit.comparing import ENOUGH, average, numbers, tests
+from equipoise.audit.comparing import ENOUGH, against, average, numbers, tests
 from equipoise.audit.data import MEASURES, AuditData
-from equipoise.audit.findings import CLEAN, ENOUGH_ACCURACY, attackers, percent
+from equipoise.audit.findings import ENOUGH_ACCURACY, attackers, percent
 from equipoise.audit.fronts import beaten
+from equipoise.audit.plan import CLEAN
 from equipoise.errors import EquipoiseError, nearest
 from equipoise.results import Table
 from equipoise.results.rows import table_of, typed
@@ -61,6 +62,8 @@ _OTHER_NAMES = {
     "reward": "reward-contribution",
     "contribution": "reward-contribution",
 }
+_SHARE = r"(\d+(?:\.\d+)?) ?(%?)"
+_ATTACKED = re.compile(rf"under (?:attack|{_SHARE} attack(?:s|ers)?)(?: {_SHARE})?")
 
 
 @dataclass(frozen=True)
@@ -99,11 +102,12 @@ def advise(audits: Sequence[AuditData], wish: str) -> Advice:
 
 def parse(wish: str) -> tuple[Wish, float | None]:
     """A wish in words, and the share of attackers that it names."""
-    words = " ".join(re.findall(r"[a-z]+|\d+(?:\.\d+)?|%", wish.lower()))
-    if "attack" in words:
-        share = re.search(r"(\d+(?:\.\d+)?) ?(%?)", words)
-        return WISHES["under-attack"], _share(float(share[1]), bool(share[2]), wish) if share else None
-    plain = words.replace(" %", "")
+    plain = "" if re.search(r"(?<!\w)-", wish) else " ".join(re.split(r"[\s_=-]+", wish.strip().lower()))
+    attacked = _ATTACKED.fullmatch(plain)
+    if attacked:
+        share, unit = (attacked[1], attacked[2]) if attacked[1] else (attacked[3], attacked[4])
+        return WISHES["under-attack"], _share(float(share), bool(unit), wish) if share else None
+    plain = plain.replace("%", "")
     known = {name.replace("-", " "): name for name in WISHES} | _OTHER_NAMES
     if plain not in known:
         raise EquipoiseError(f"advise: {wish!r} is not a wish", nearest(plain.replace(" ", "-"), WISHES))
@@ -148,6 +152,7 @@ def _rows(k: int, data: AuditData, wish: Wish, attacks: Sequence[str]) -> list[d
         if np.isnan(value) or np.isnan(accuracy):
             continue
         row = {"audit": data.title, "number": k, "method": card.name, "parameters": card.parameters, "attack": attack}
+        row["attacks"] = attacks
         row["key"] = card.name, json.dumps(dict(card.parameters), sort_keys=True, default=str)
         row["beside"], _ = _worst(found, card.name, wish.beside, usual)
         rows.append({**row, "accuracy": accuracy, "measure": wish.measure, "value": value})
@@ -215,13 +220,30 @@ def _confidence(
     for k, data in enumerate(audits):
         mine = [row for row in rows if row["number"] == k and row["chosen"]]
         if mine and any(row["number"] == k and row["key"] == order[1] for row in rows):
-            compared = tests(data, baseline=second, measures=[wish.measure])
-            found = compared.filter(method=mine[0]["method"], attack=mine[0]["attack"])
-            verdicts += found["verdict"].tolist()
-    return _words(verdicts, second, scope)
+            verdicts.append(_against(data, wish, mine[0], second))
+    return _words(verdicts, second)
 
 
-def _words(verdicts: Sequence[str], second: str, scope: str) -> str:
+def _against(data: AuditData, wish: Wish, mine: Mapping[str, Any], second: str) -> str:
+    """The verdict of a test of the chosen method against the second, in one audit."""
+    if not wish.attacked:
+        compared = tests(data, baseline=second, measures=[wish.measure])
+        return str(compared.filter(method=mine["method"], attack=mine["attack"])["verdict"][0])
+    found, attacks = numbers(data), mine["attacks"]
+    ours, theirs = (
+        _lowest([found.get((name, a, wish.measure), {}) for a in attacks]) for name in (mine["method"], second)
+    )
+    return against(ours, theirs, MEASURES[wish.measure])
+
+
+def _lowest(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """By seed, the least under any of the attacks: each method has its own worst one."""
+    seeds = set.intersection(*(set(run) for run in runs))
+    return {seed: min(run[seed] for run in runs) for seed in seeds}
+
+
+def _words(verdicts: Sequence[str], second: str) -> str:
+    scope = "one audit" if len(verdicts) == 1 else f"{len(verdicts)} audits"
     better, unsure = verdicts.count("better"), verdicts.count("too few seeds to tell")
     against = f"the second, {second}"
     if not verdicts:

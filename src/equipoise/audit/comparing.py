@@ -59,6 +59,12 @@ def tests(data: AuditData, baseline: str = "", measures: Iterable[str] = MEASURE
     return table_of(typed(rows, _COLUMNS))
 
 
+def against(mine: Mapping[int, float], theirs: Mapping[int, float], measure: Measure) -> Verdict:
+    """One method against another by numbers of seeds; they alone are compared, so nothing is to be corrected."""
+    row = _compare(mine, theirs)
+    return _verdict({**row, "p_holm": row["p"]}, measure)
+
+
 def _compare(mine: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str, Any]:
     both = sorted(mine.keys() & theirs.keys())
     a, b = np.array([mine[s] for s in both]), np.array([theirs[s] for s in both])

@@ -75,7 +75,12 @@ MEASURES: Mapping[str, Measure] = {
         _m("pearson", "reward correlation", "collaboration", "high", "correlation of what clients reach alone and get"),
         _m("spearman", "reward rank correlation", "collaboration", "high", "the same, of ranks"),
         _m(
-            "drop", "drop", "robustness", "low", "accuracy lost against the clean run of the same method and seed", True
+            "drop",
+            "drop",
+            "robustness",
+            "low",
+            "accuracy that the honest clients lost against the clean run of the same method and seed",
+            True,
         ),
         _m(
             "attack_success",
@@ -90,7 +95,7 @@ MEASURES: Mapping[str, Measure] = {
             "attackers caught",
             "robustness",
             "high",
-            "share of malicious updates kept out or clients removed",
+            "share of malicious updates kept out; a removed client counts in every round from then on",
             True,
         ),
         _m(
@@ -98,7 +103,7 @@ MEASURES: Mapping[str, Measure] = {
             "honest filtered",
             "robustness",
             "low",
-            "share of honest updates kept out or removed",
+            "the same of honest clients",
             True,
         ),
         _m(
@@ -157,8 +162,9 @@ class AuditData:
     """A row per (method, attack, seed): status "done" or "failed", error, and a float column for each of MEASURES."""
     clients: Table
     """A row per (method, attack, seed, client) at the end: accuracy, loss, n, malicious, gap, standalone (accuracy of
-    the client alone), filtered (share of the rounds it took part in whose update was kept out), downweighted
-    (share in which it had less than half of an equal say) and influence (its mean say; 1 is an equal one)."""
+    the client alone), filtered (share of the rounds in which it was kept out, of those that it answered in and of all
+    after its removal), downweighted (share in which it had less than half of an equal say) and influence (its mean say;
+    1 is an equal one)."""
     curves: Table
     """A row per (method, attack, seed, round) that was evaluated: accuracy_mean, accuracy_std, worst_10."""
     ledger: Table

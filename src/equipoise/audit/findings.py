@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.audit.comparing import ENOUGH, average, numbers, tests
+from equipoise.audit import people
+from equipoise.audit.comparing import ENOUGH, LEVEL, average, numbers, tests
 from equipoise.audit.data import MEASURES, AuditData
+from equipoise.audit.plan import CLEAN
 from equipoise.results import Table
 from equipoise.results.rows import table_of, typed
 
-CLEAN = "none"
 KEPT = 0.9
 """The part of its own accuracy without an attack that a method keeps if it survives one."""
 USEFUL = 0.75
@@ -31,11 +32,13 @@ def levelling_down(data: AuditData) -> Table:
     """Each method against the baseline, by attack: did clients become more alike because the best-off lost?
 
     The columns deviation, best_10 and worst_10 are differences to the baseline. The verdict, from five seeds on by
-    what is beyond noise (the 95% interval of the difference), and below by the numbers as they are with "perhaps":
+    what is significant (as `tests` has it, with all methods counted), and below by the numbers as they are with
+    "perhaps":
 
     - "levelling down": the deviation fell, the best-served 10% lost, and the worst-served 10% did not gain
     - "lifts the worst-off": the deviation fell, and the worst-served 10% gained
     - "unclear": the deviation fell, but nobody clearly gained or lost
+    - "within noise": the deviation is smaller, but not significantly
     - "no smaller spread", "not measured"
     """
     rows = []
@@ -55,21 +58,22 @@ def levelling_down(data: AuditData) -> Table:
     return table_of(typed(rows, _LEVELLING))
 
 
-_NOTHING: Mapping[str, Any] = {"difference": float("nan"), "low": float("nan"), "high": float("nan"), "seeds": 0}
+_NOTHING: Mapping[str, Any] = {"difference": float("nan"), "p_holm": float("nan"), "seeds": 0}
+
+
+def _clear(row: Mapping[str, Any]) -> bool:
+    """Whether a difference counts: a significant one, or any where there are too few seeds to tell."""
+    return bool(row["seeds"] < ENOUGH or row["p_holm"] <= LEVEL)
 
 
 def _levelled(spread: Mapping[str, Any], best: Mapping[str, Any], worst: Mapping[str, Any]) -> str:
-    def fell(row: Mapping[str, Any]) -> bool:
-        return bool(row["high" if row["seeds"] >= ENOUGH else "difference"] < 0)
-
-    def rose(row: Mapping[str, Any]) -> bool:
-        return bool(row["low" if row["seeds"] >= ENOUGH else "difference"] > 0)
-
-    if not fell(spread):
+    if not spread["difference"] < 0:
         return "no smaller spread"
-    if rose(worst):
+    if not _clear(spread):
+        return "within noise"
+    if _clear(worst) and worst["difference"] > 0:
         return "lifts the worst-off"
-    return "levelling down" if fell(best) else "unclear"
+    return "levelling down" if _clear(best) and best["difference"] < 0 else "unclear"
 
 
 def _levelling_sentence(
@@ -81,6 +85,8 @@ def _levelling_sentence(
     alike = f"deviation {percent(spread[0])}, {base} {percent(spread[1])}"
     if verdict == "no smaller spread":
         return f"{name} makes clients no more alike than {base} {_where(attack)} ({alike})."
+    if verdict == "within noise":
+        return f"Whether {name} makes clients more alike than {base} {_where(attack)} is not clear ({alike})."
     change = f"the best-served tenth of them {best}, the worst-served tenth {worst}"
     start = f"{name} makes clients more alike than {base} {_where(attack)} ({alike})"
     return {
@@ -91,7 +97,9 @@ def _levelling_sentence(
 
 
 def _moved(row: Mapping[str, Any]) -> str:
-    noise = " (within noise)" if row["seeds"] >= ENOUGH and row["low"] <= 0 <= row["high"] else ""
+    noise = "" if _clear(row) else " (within noise)"
+    if round(abs(row["difference"]), 3) == 0:
+        return f"moved by {points(0.0)}"
     return f"{'gained' if row['difference'] > 0 else 'lost'} {points(abs(row['difference']))}{noise}"
 
 
@@ -104,6 +112,8 @@ class _Story:
 
     data: AuditData
     means: Mapping[tuple[str, str, str], float]
+    had: Mapping[tuple[str, str], float]
+    """Accuracy without an attack, by method and attack: that of the clients that are honest under it."""
     compared: Mapping[tuple[str, str, str], Mapping[str, Any]]
 
     def mean(self, method: str, attack: str, measure: str = "accuracy_mean") -> float:
@@ -128,7 +138,7 @@ class _Story:
         if (row["verdict"] == "better") != ahead:
             return "In the seeds that both have, it is the other way round."
         chance = "p < 0.001" if row["p_holm"] < 0.001 else f"p = {row['p_holm']:.3f}"
-        return f"The difference is real ({row['seeds']} repeated runs, {chance})."
+        return f"Chance hardly explains the difference ({row['seeds']} repeated runs, {chance})."
 
     def rival(self, order: Sequence[str]) -> str:
         """Whom the first is compared with."""
@@ -139,7 +149,7 @@ def headline(data: AuditData) -> list[str]:
     """Who won on accuracy, who on evenness, who survived each attack, and whether the differences are real."""
     means = {key: average(found) for key, found in numbers(data).items()}
     compared = _by_key(tests(data, measures=("accuracy_mean", *_SPREAD)))
-    story = _Story(data, means, compared)
+    story = _Story(data, means, people.means(people.before(data.clients)), compared)
     attacks = [card.name for card in data.attacks]
     first = CLEAN if CLEAN in attacks else attacks[0] if attacks else CLEAN
     sentences = [_accuracy(story, first), _evenness(story, first)]
@@ -175,7 +185,8 @@ def _evenness(story: _Story, attack: str) -> str:
     if mean < ENOUGH_ACCURACY * best:
         parts.append(f"It pays with accuracy: {percent(mean)} on average, where {percent(best)} can be had.")
     tails = [story.compared.get((first, attack, m), _NOTHING) for m in ("best_10", "worst_10")]
-    if _levelled(story.compared.get((first, attack, "accuracy_std"), _NOTHING), *tails) == "levelling down":
+    spread = story.compared.get((first, attack, "accuracy_std"), _NOTHING)
+    if spread["seeds"] >= ENOUGH and _levelled(spread, *tails) == "levelling down":
         best_off, worst_off = map(_moved, tails)
         parts.append(f"It levels down: the best-served tenth {best_off}, the worst-served tenth {worst_off}.")
     return " ".join(parts)
@@ -189,14 +200,13 @@ def _attack(story: _Story, attack: str, clean: str) -> str:
     share = attackers(story.data, attack)
     crowd = f" ({share:.0%} of the clients malicious)" if share > 0 else ""
     kept = f"{percent(story.mean(first, attack))} right"
-    before = story.mean(first, clean)
-    kept += f", where it had {percent(before)}" if np.isfinite(before) else ""
+    kept += f", where the same clients had {percent(story.had[first, attack])}" if (first, attack) in story.had else ""
     parts = [f"Under {attack}{crowd}, {_named(story, order, attack)} keeps the most accuracy: {kept}."]
     if len(order) > 1:
         rival = story.rival(order)
         parts += [f"{rival} keeps {percent(story.mean(rival, attack))}."] if rival in order else []
         parts.append(story.real(order, attack))
-    known = [name for name in order if np.isfinite(story.mean(name, clean))]
+    known = [name for name in order if (name, attack) in story.had]
     if known:
         words = ", ".join(_survivors(story, known, attack, clean)) or "none"
         rule = f"at least {KEPT:.0%} of what they had and {USEFUL:.0%} of the best accuracy {_where(clean)}"
@@ -209,7 +219,7 @@ def _survivors(story: _Story, names: Sequence[str], attack: str, clean: str) -> 
 
     def survived(name: str) -> bool:
         now = story.mean(name, attack)
-        return now >= KEPT * story.mean(name, clean) and now >= USEFUL * best
+        return now >= KEPT * story.had[name, attack] and now >= USEFUL * best
 
     return [name for name in names if survived(name)]
 

@@ -13,7 +13,8 @@ from equipoise import files, metrics
 from equipoise.audit.cards import attack_card, method_card
 from equipoise.audit.data import MEASURES, AuditData
 from equipoise.audit.influence import influence
-from equipoise.audit.plan import CLEAN, Plan
+from equipoise.audit.people import before
+from equipoise.audit.plan import Plan
 from equipoise.audit.runner import federation, folder, optima, require_same_files
 from equipoise.errors import EquipoiseError, first_line
 from equipoise.results import Result, RunFolder, Table, load_result
@@ -35,12 +36,8 @@ def gather(plan: Plan, out: Path, errors: Mapping[str, str] | None = None) -> Au
             found[cell.name] = _finished(folder(out, cell))
         except EquipoiseError as error:
             missing[cell.name] = first_line((errors or {}).get(cell.name, error.message))
-    clean = {
-        (c.method, c.seed): found[c.name].summary().get("accuracy_mean")
-        for c in plan.cells
-        if c.attack == CLEAN and c.name in found
-    }
-    cells, clients, curves, ledger = [], [], [], []
+    cells: list[dict[str, Any]] = []
+    clients, curves, ledger = [], [], []
     for cell in plan.cells:
         key = {"method": cell.method, "attack": cell.attack, "seed": cell.seed}
         if cell.name in missing:
@@ -48,11 +45,15 @@ def gather(plan: Plan, out: Path, errors: Mapping[str, str] | None = None) -> Au
             continue
         result, own = found[cell.name], found[cell.name].served()
         served = _clients(result, own, alone[cell.seed])
-        numbers = _measures(result, served, clean.get((cell.method, cell.seed)), folder(out, cell))
+        numbers = _measures(result, served, folder(out, cell))
         cells.append({**key, "status": "done", "error": "", **numbers})
         clients.append(_with(key, served))
         curves.append(_with(key, _curve(result)))
         ledger.append(_with(key, metrics.ledger(_infos(result))))
+    people = _stack(clients)
+    had = before(people)
+    for row in cells:
+        row["drop"] = had.get((row["method"], row["attack"], row["seed"]), np.nan) - row["accuracy_mean"]
     return AuditData(
         title=plan.audit.title,
         scenario=_scenario(plan),
@@ -61,7 +62,7 @@ def gather(plan: Plan, out: Path, errors: Mapping[str, str] | None = None) -> Au
         seeds=plan.seeds,
         baseline=plan.baseline,
         cells=_rows(cells),
-        clients=_stack(clients),
+        clients=people,
         curves=_stack(curves),
         ledger=_stack(ledger),
         partition=federation(plan, plan.seeds[0]).class_counts().numpy(),
@@ -102,13 +103,12 @@ def _infos(result: Result) -> list[tuple[int, dict[str, Any]]]:
     return [(int(r) + 1, json.loads(i)) for r, i in zip(result.rounds["round"], result.rounds["info"], strict=True)]
 
 
-def _measures(result: Result, served: Mapping[str, Any], clean: float | None, path: Path) -> dict[str, float]:
+def _measures(result: Result, served: Mapping[str, Any], path: Path) -> dict[str, float]:
     summary, bad = result.summary(), np.asarray(served["malicious"], bool)
     numbers = {name: _number(summary.get(name)) for name in _FROM_SUMMARY}
     with np.errstate(invalid="ignore"):
         numbers |= metrics.gaps(served["loss"], served["loss"] - served["gap"], bad)
     numbers |= metrics.collaborative(served["standalone"], served["accuracy"], bad)
-    numbers["drop"] = _number(clean) - numbers["accuracy_mean"]
     numbers["caught"], numbers["honest_filtered"] = (_mean(served["filtered"][mask]) for mask in (bad, ~bad))
     numbers["honest_downweighted"] = _mean(served["downweighted"][~bad])
     admitted = result.rounds["admitted"].astype(float)

@@ -9,6 +9,7 @@ import numpy as np
 
 from equipoise.audit.comparing import ENOUGH, average, check_measures, left_out, numbers
 from equipoise.audit.data import MEASURES, AuditData, Measure
+from equipoise.audit.people import honest
 from equipoise.audit.resampling import OF_CLIENTS, Floats, bounds, picks, together, waver
 from equipoise.results import Table
 from equipoise.results.rows import table_of, typed
@@ -40,28 +41,12 @@ def intervals(data: AuditData, measures: Iterable[str] = MEASURES) -> Table:
 
 
 class _Clients:
-    """The per-client table, by run: honest clients that have test samples."""
+    """The per-client table, by run."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self.rows: dict[tuple[str, str, int], Any] = {}
+        self.rows = honest(table)
         self.picks: dict[tuple[int, int], Any] = {}
-        if not {"method", "attack", "seed"} <= set(table.columns) or not len(table):
-            return
-        codes = [np.unique(table[name], return_inverse=True)[1] for name in ("method", "attack", "seed")]
-        order = np.lexsort(codes)
-        steps = np.flatnonzero(np.any([np.diff(code[order]) != 0 for code in codes], axis=0)) + 1
-        for rows in np.split(order, steps):
-            i = rows[0]
-            self.rows[str(table["method"][i]), str(table["attack"][i]), int(table["seed"][i])] = self._kept(rows)
-
-    def _kept(self, rows: Any) -> Any:
-        keep = np.ones(len(rows), bool)
-        if "malicious" in self.table:
-            keep &= ~self.table["malicious"][rows].astype(bool)
-        if "n" in self.table:
-            keep &= self.table["n"][rows] > 0
-        return rows[keep]
 
     def wavers(self, measure: str, method: str, attack: str, runs: Mapping[int, float]) -> Floats | None:
         """[S, P]: how each seed's number moves with the clients; None unless they are known in all seeds."""

@@ -5,9 +5,10 @@ corrections make the result honest where there are few of either:
 
 - A resample of clients is systematically more even than the clients themselves (its worst is never worse), so its
   deviation from the mean over all resamples is what counts, around the number that was measured.
-- Drawing S of S seeds shows only (S - 1) / S of the variance between them; the rest is put back.
+- Drawing S of S seeds shows only (S - 1) / S of the variance between them; the rest is put back. And that variance is
+  itself a guess from S numbers: what seeds move is widened as Student's t is wider than the normal distribution.
 
-With two or three seeds the interval is still a rough one: nobody can tell from two runs how much a third may differ.
+With two or three seeds the interval is still a rough one: it leans on the shape of a distribution that nobody saw.
 Where clients differ far more than seeds do, it is on the wide side, for their variance is also in that of the seeds.
 """
 
@@ -143,10 +144,17 @@ def spread(numbers: Floats, wavers: Floats | None, stream: Stream, draws: int) -
     s, rng = len(numbers), stream.numpy()
     seeds = rng.integers(0, s, (draws, s))
     centre = numbers.mean()
-    moved = np.asarray(numbers[seeds].mean(1) - centre) * np.sqrt(s / max(1, s - 1))
+    moved = np.asarray(numbers[seeds].mean(1) - centre) * _few(s)
     if wavers is not None:
         moved += wavers[seeds, rng.integers(0, wavers.shape[1], (draws, s))].mean(1)
     return np.asarray(centre + moved)
+
+
+def _few(seeds: int) -> float:
+    """How much wider than resampled seeds the truth is spread, if there are no more than these."""
+    if seeds < 2:
+        return 1.0
+    return float(np.sqrt(seeds / (seeds - 1)) * stats.t.ppf(_MOST / 100, seeds - 1) / stats.norm.ppf(_MOST / 100))
 
 
 def bounds(

@@ -205,7 +205,8 @@ def advise(
     from equipoise.audit import read
 
     known(own)
-    found = advised([read(folder) for folder in only(folders, "audit.toml", "an audit")], wish)
+    once = {folder.resolve(): folder for folder in only(folders, "audit.toml", "an audit")}
+    found = advised([read(folder) for folder in once.values()], wish)
     if as_json:
         put_json(
             {

@@ -62,11 +62,19 @@ class Findings:
         known = [(m, self.mean(m, attack, measure)) for m in self.methods]
         return sorted(((m, v) for m, v in known if math.isfinite(v)), key=lambda pair: sign * pair[1])
 
+    def over_attacks(self, method: str, measure: str) -> dict[str, float]:
+        """A method's number under every attack that anyone has one for; nothing if one of them is missing.
+
+        An attack that broke a method must not make it look better than those that it did not.
+        """
+        attacks = [a for a in self.attacks if a != CLEAN and self.ranked(a, measure)]
+        found = {a: self.mean(method, a, measure) for a in attacks}
+        return found if all(map(math.isfinite, found.values())) else {}
+
     def worst_attack(self, method: str) -> str | None:
         """The attack that costs this method most."""
-        drops = {a: self.mean(method, a, "drop") for a in self.attacks if a != CLEAN}
-        known = {a: v for a, v in drops.items() if math.isfinite(v)}
-        return max(known, key=lambda a: known[a]) if known else None
+        drops = self.over_attacks(method, "drop")
+        return max(drops, key=lambda a: drops[a]) if drops else None
 
     def honest(self, method: str, attack: str, column: str) -> list[Array]:
         """A client column's values for honest clients that have one: an array for each seed."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.audit.data import MEASURES
+from equipoise.audit.people import before, means
 from equipoise.report import charts, words
 from equipoise.report.findings import Findings
 from equipoise.report.words import CLEAN, listed, under
@@ -36,7 +37,7 @@ def front(found: Findings, notion: str, attack: str) -> str:
     if not losers:
         return f"{first}: every method here is a different trade-off."
     verb = "is" if len(losers) == 1 else "are"
-    return f"{first}; {listed(losers)} (grey) {verb} beaten on both by another."
+    return f"{first}; {listed(losers)} (grey) {verb} matched or beaten on both by another."
 
 
 def served(found: Findings, attack: str) -> str:
@@ -66,34 +67,28 @@ def gaps(found: Findings, attack: str) -> str:
 
 
 def heat(found: Findings, measure: str) -> str:
-    drops = _drops(found, measure)
-    if not drops:
+    attacks = [a for a in found.attacks if a != CLEAN]
+    had = means(before(found.data.clients, measure))
+    hit = {(m, a): had[m, a] - found.mean(m, a, measure) for m in found.methods for a in attacks if (m, a) in had}
+    hit = {key: lost for key, lost in hit.items() if math.isfinite(lost)}
+    if not hit:
         method, value = max(
             ((m, found.mean(m, a, measure)) for m in found.methods for a in found.attacks),
             key=lambda pair: -math.inf if math.isnan(pair[1]) else pair[1],
         )
         return f"The highest {MEASURES[measure].label} here is {words.percent(value)}%, with {method}."
-    worst = max(drops, key=lambda k: drops[k])
+    worst = max(hit, key=lambda k: hit[k])
     hurt = (
-        f"The hardest hit is {worst[0]} under {worst[1]}: from {words.percent(found.mean(worst[0], CLEAN, measure))}% "
+        f"The hardest hit is {worst[0]} under {worst[1]}: its honest clients come from {words.percent(had[worst])}% "
         f"to {words.percent(found.mean(*worst, measure))}%"
-        if drops[worst] > 0
-        else "No attack lowers any method's mean here"
+        if hit[worst] > 0
+        else "No attack costs honest clients anything here, with any method"
     )
-    left = {m: min(found.mean(m, a, measure) for name, a in drops if name == m) for m, _ in drops}
+    left = {m: min(kept.values()) for m in found.methods if (kept := found.over_attacks(m, measure))}
+    if not left:
+        return f"{hurt}."
     steady = max(left, key=lambda m: left[m])
     return f"{hurt}; whatever the attack, {steady} keeps at least {words.percent(left[steady])}%, the most of all."
-
-
-def _drops(found: Findings, measure: str) -> dict[tuple[str, str], float]:
-    """What each attack takes from each method, where both numbers are known."""
-    out = {}
-    for method in found.methods:
-        for attack in found.attacks:
-            lost = found.mean(method, CLEAN, measure) - found.mean(method, attack, measure)
-            if attack != CLEAN and math.isfinite(lost):
-                out[method, attack] = lost
-    return out
 
 
 def learning(found: Findings, measure: str, attack: str) -> str:

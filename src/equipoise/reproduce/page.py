@@ -19,8 +19,9 @@ _PICTURE = "![Published accuracies against ours, a panel for each paper](publish
 _LEGEND = (
     "Every cell: published, then ours (mean ± sample deviation over seeds). ≈ agrees with the published number, to the "
     "tolerance given with the table or within two standard errors; ↑ ours is higher; ↓ ours is lower; – not given, or "
-    "not measured. A claim compares two rows over the seeds that both have, after equally many rounds; beside it stand "
-    "these two means where it does not hold, the second with the claim's margin taken off."
+    "not measured; in 2 of 3: the other runs gave no such number. A claim compares two rows over the seeds that both "
+    "have, after equally many rounds; beside it stand these two means where it does not hold, the second with the "
+    "claim's margin taken off."
 )
 
 
@@ -113,7 +114,8 @@ def _own(cell: Found) -> str:
     if not cell.values:
         return "–"
     spread = "" if cell.deviation != cell.deviation else f" ± {number(cell.deviation)}"
-    return number(cell.mean) + spread + MARKS.get(cell.verdict, "")
+    some = f" in {len(cell.values)} of {len(cell.entries)}" if len(cell.values) < len(cell.entries) else ""
+    return number(cell.mean) + spread + some + MARKS.get(cell.verdict, "")
 
 
 def number(value: float) -> str:

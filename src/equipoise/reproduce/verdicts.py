@@ -84,6 +84,7 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
     rivals = [name for name in names if name != row]
     outcomes: list[bool] = []
     told: list[str] = []
+    short = 0  # columns in which it neither fails nor quite holds
     made: list[tuple[str, str]] = []
     for column in claim.columns or table.head.columns:
         title = table.head.columns[column].title
@@ -99,18 +100,23 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
         own, other = max(pairs, key=lambda pair: sign * (pair[0] - pair[1]))  # the hardest to beat
         bound = other - sign * claim.by
         if own == bound and rivals != [None]:
-            told.append(f"{title}: both {own:.4g}")
+            short += 1
+            told.append(f"{title}: both {own:.4g}" if not claim.by else f"{title}: {own:.4g}, just {bound:.4g}")
             continue
+        never = _never(ours, row, column, claim.measure)
         outcomes.append(sign * own <= sign * bound)
         if not outcomes[-1]:
             told.append(f"{title}: {own:.4g} against {bound:.4g}")
+        elif never:
+            short += 1
+            told.append(f"{title}: there is no such number with {never}")
     missing, *unlike = (_named(made, why) for why in (_MISSING, _NONE, _UNLIKE))
     left = [text for text in unlike if text]
     if not outcomes:
         return Held(claim, "undecided" if told else "not measured", "; ".join([*told, *left]))
     left = [missing, *left] if missing else left
     verdict = "holds in part" if any(outcomes) else "does not hold"
-    if all(outcomes):
+    if all(outcomes) and not short:
         verdict = "holds so far" if left else "holds"
     return Held(claim, verdict, "; ".join([*told, *left]))
 
@@ -144,6 +150,14 @@ def _without_number(ours: dict[tuple[str, str, str], Found], row: str, column: s
     """Whether it was run, and nothing came of it: nobody was removed, say, so that there is no round of removal."""
     cell = ours.get((row, column, measure))
     return cell is not None and bool(cell.every) and not _runs(ours, row, column, measure)
+
+
+def _never(ours: dict[tuple[str, str, str], Found], row: str, column: str, measure: str) -> str:
+    """The seeds, of those that a claim counts, whose run gave no number; empty if all gave one."""
+    counted = _runs(ours, row, column, measure)
+    runs = [e for e in ours[row, column, measure].every if e["scale"] == max(counted)]
+    seeds = sorted({e["seed"] for e in runs} - counted[max(counted)].keys())
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else ""
 
 
 def _paired(
