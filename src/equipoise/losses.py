@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -50,7 +51,12 @@ LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "squared": squared, "
 
 
 def loss_for(name: str, classes: int) -> Loss:
-    """The loss called `name`; "auto" is cross-entropy where there are classes and squared where there are none."""
+    """The loss called `name`; "auto" is cross-entropy where there are classes and squared where there are none.
+
+    Of the model it wants one output for each class; hinge wants one in all, a regression one for each target.
+    """
+    if classes == 1:  # one output would be read as the sign of a two-class answer
+        raise EquipoiseError("the data has 1 class", "a classification needs two or more")
     if name == "auto":
         name = "cross-entropy" if classes > 0 else "squared"
     if name not in LOSSES:
@@ -59,7 +65,15 @@ def loss_for(name: str, classes: int) -> Loss:
         raise EquipoiseError("loss is 'cross-entropy', but the data has no classes", 'use "squared"')
     if name == "hinge" and classes != 2:
         raise EquipoiseError(f"loss is 'hinge', but the data has {classes} classes", "it needs exactly two")
-    return LOSSES[name]
+    return partial(_one_per_class, LOSSES[name], classes) if classes and name != "hinge" else LOSSES[name]
+
+
+def _one_per_class(loss: Loss, classes: int, outputs: Tensor, y: Tensor) -> Tensor:
+    """With fewer outputs some labels have no place, or `squared` learns other targets; more answer what is no class."""
+    if outputs.shape[-1] != classes:
+        told = f"model gives {outputs.shape[-1]} outputs, the data has {classes} classes"
+        raise EquipoiseError(told, f"set the model's outputs to {classes}")
+    return loss(outputs, y)
 
 
 def correct(outputs: Tensor, y: Tensor) -> Tensor:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, first_line
 from equipoise.streams import Stream
 
 
@@ -91,6 +93,9 @@ def adapt(module: nn.Module) -> nn.Module:
 
 def _refuse(path: str, part: nn.Module) -> None:
     name = type(part).__name__
+    if isinstance(part, torch.jit.ScriptModule):
+        hint = "give the module itself, as it was before torch.jit"
+        raise EquipoiseError(f"model: {path} is a {name}, which can be called only with its own parameters", hint)
     if isinstance(part, _BatchNorm) or (isinstance(part, _InstanceNorm) and part.track_running_stats):
         raise EquipoiseError(
             f"model: {path} is a {name}, whose statistics mix the samples of a batch and are no parameters",
@@ -128,28 +133,23 @@ def _with_keyed_dropout(module: nn.Module) -> nn.Module:
 def check_forward(module: nn.Module, x: Tensor) -> Tensor:
     """The outputs of an adapted module for one batch in training mode, if it behaves; the module is not changed.
 
-    EquipoiseError names a buffer that changed, a dropout used twice, random numbers drawn outside of `KeyedDropout`,
-    or outputs that are no [B, C].
+    EquipoiseError names a tensor that it writes to, a dropout used twice, random numbers drawn outside of
+    `KeyedDropout`, outputs that are no [B, C], numbers that are not finite, or what PyTorch says of it.
     """
+    for name, parameter in module.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise EquipoiseError(f"model: parameter {name} holds NaN or infinity", "give it finite initial weights")
     probe, calls = copy.deepcopy(module).train(), Counter[str]()
     for path, part in probe.named_modules():
         if isinstance(part, KeyedDropout):
             part.register_forward_hook(lambda *_, path=path: calls.update([path]))
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
+    held = dict([*probe.named_parameters(), *probe.named_buffers()])
+    versions = {name: tensor._version for name, tensor in held.items()}
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         before = _random_state(x)
-        try:
-            outputs = probe(x)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            name = type(module).__name__
-            raise EquipoiseError(f"model: {name} fails on a batch {tuple(x.shape)} {x.dtype}: {error}") from error
+        outputs = _pass(probe, x)
         drawn = not torch.equal(before, _random_state(x))
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[0] != x.shape[0]:
-        found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise EquipoiseError(f"model: a batch of {x.shape[0]} gives {found}", "outputs must be [batch, classes]")
-    now = dict(probe.named_buffers())
-    for name, buffer in module.named_buffers():
-        if name not in now or not torch.equal(buffer, now[name]):
-            raise EquipoiseError(f"model: buffer {name} changes in training", "a model may not remember batches")
+    _check_untouched(probe, held, versions)
     for path, count in calls.items():
         if count > 1:
             hint = "give every place a dropout module of its own, or their masks are the same"
@@ -157,7 +157,61 @@ def check_forward(module: nn.Module, x: Tensor) -> Tensor:
     if drawn:
         hint = "use nn.Dropout modules; no F.dropout, no dropout inside attention or recurrent layers"
         raise EquipoiseError("model: it draws random numbers of its own in training", hint)
+    if not bool(outputs.isfinite().all()):
+        hint = "make its initial weights smaller, or bring x to a scale of about 1"
+        raise EquipoiseError(f"model: its outputs for a batch {tuple(x.shape)} hold NaN or infinity", hint)
     return outputs
+
+
+def _pass(probe: nn.Module, x: Tensor) -> Tensor:
+    """Forward and backward as in a client's step: with parameters from outside, and a gradient for each of them."""
+    leaves, batch = weights(probe), f"on a batch {tuple(x.shape)} {x.dtype}"
+    with _blaming(probe, x, f"fails {batch}"), torch.enable_grad():
+        outputs = functional_call(probe, leaves, (x,))
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[0] != x.shape[0]:
+        found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise EquipoiseError(f"model: a batch of {x.shape[0]} gives {found}", "outputs must be [batch, classes]")
+    with _blaming(probe, x, f"has no gradient {batch}"):
+        grads = torch.autograd.grad(outputs.sum(), list(leaves.values()), allow_unused=True)
+    for name, grad in zip(leaves, grads, strict=True):
+        if grad is not None and grad.layout != torch.strided:
+            raise EquipoiseError(f"model: the gradient of {name} is sparse", "use nn.Embedding(..., sparse=False)")
+    return outputs.detach()
+
+
+@contextmanager
+def _blaming(module: nn.Module, x: Tensor, what: str) -> Iterator[None]:
+    """What PyTorch says in the middle of a model, told as an error of the model."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+        told = f"model: {type(module).__name__} {what}: {first_line(str(error)) or type(error).__name__}"
+        raise EquipoiseError(told, _advice(module, x)) from error
+
+
+def _advice(module: nn.Module, x: Tensor) -> str:
+    if x.is_floating_point():
+        return f"it is called with batches of samples, each of shape {tuple(x.shape[1:])}"
+    rows = [m.num_embeddings for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    if not rows:
+        return "whole numbers are taken for tokens; if they are none, make x float: x.astype('float32')"
+    seen = f"tokens here run from {int(x.min())} to {int(x.max())}"
+    return f"{seen}, and an embedding of {min(rows)} rows takes 0 to {min(rows) - 1}"
+
+
+def _check_untouched(probe: nn.Module, held: Mapping[str, Tensor], versions: Mapping[str, int]) -> None:
+    """Refuses tensors that the pass wrote to or put others in the place of.
+
+    To write the same numbers again is writing too: spectral_norm's vectors stand still only until the weights move.
+    """
+    now = dict(probe.named_buffers())
+    for name, tensor in held.items():
+        if isinstance(tensor, nn.Parameter):
+            if tensor._version != versions[name]:
+                hint = "a model may not write to its parameters; nn.Embedding: no max_norm"
+                raise EquipoiseError(f"model: parameter {name} changes in a pass", hint)
+        elif tensor._version != versions[name] or name not in now or not torch.equal(tensor, now[name]):
+            raise EquipoiseError(f"model: buffer {name} changes in training", "a model may not remember batches")
 
 
 def _random_state(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from equipoise.engine import store as stores
 from equipoise.engine.run import Simulation
 from equipoise.engine.settings import Admission, Participation, Run, Train
 from equipoise.engine.store import ClientStore, Seen, Table
+from equipoise.errors import EquipoiseError
 from equipoise.methods import ditto
 from equipoise.methods.rffl import OwnModel
 from tests.contract import test_replay_captured as pretended
@@ -51,7 +52,7 @@ def test_what_is_given_back_as_it_was_has_not_changed_and_all_else_has() -> None
     state["b"].add_(1)
     state["c"][1:].zero_()  # whatever is written, and through whatever view
     new = {**state, "d": state["d"].clone(), "e": state["a"], "f": torch.zeros(3)}
-    assert set(seen.changed(new)) == {"b", "c", "d", "e", "f"}
+    assert set(seen.changed(new)) == {"d", "e", "f"} and seen.written() == ["b", "c"]
 
 
 def test_a_state_whose_entries_are_exchanged_for_others_has_changed() -> None:
@@ -105,25 +106,19 @@ def test_rows_are_written_once_a_round_and_only_where_they_have_changed(
 
 @dataclass(frozen=True)
 class Counts(ClientRule):
-    """Counts its steps; with `inside` where the count lies."""
-
-    inside: bool
+    """Counts its steps."""
 
     def init(self, w: Tensor) -> State:
         return {"count": w.new_zeros(len(w)), "still": w[:, :2].clone()}
 
     def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
-        if self.inside:
-            state["count"].add_(1)
-            return at.descend(w, at.grad(w)), state
         return at.descend(w, at.grad(w)), {**state, "count": state["count"] + 1}
 
 
 @pytest.mark.usefixtures("made")
 @EVERY_WAY
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_rule_that_writes_into_its_state_has_changed_it(inside: bool, executor: str, replay: str) -> None:
-    sim = started(Method("counts", Counts(inside)), executor, replay)
+def test_what_a_step_changes_is_kept_and_the_rest_stays(executor: str, replay: str) -> None:
+    sim = started(Method("counts", Counts()), executor, replay)
     for _ in range(3):
         sim.step()
     assert rows(sim)["count"].tolist() == [6.0] * 5
@@ -133,30 +128,55 @@ def test_a_rule_that_writes_into_its_state_has_changed_it(inside: bool, executor
 @pytest.mark.usefixtures("made")
 @EVERY_WAY
 def test_what_one_client_leaves_and_others_change_is_written(executor: str, replay: str) -> None:
-    sim = started(Method("counts", Counts(False)), executor, replay, fed=federation((10, 0, 5, 10)))
+    sim = started(Method("counts", Counts()), executor, replay, fed=federation((10, 0, 5, 10)))
     for _ in range(2):
         sim.step()
     assert rows(sim)["count"].tolist() == [4.0, 0.0, 2.0, 4.0]
 
 
-@dataclass(frozen=True)
-class Adds(OwnModel):
-    """Takes what it is sent in by writing it into its state."""
+class InState(Counts):
+    def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
+        state["count"] += 1
+        return at.descend(w, at.grad(w)), state
 
+
+class InModel(Counts):
+    def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
+        w -= at.grad(w)
+        return w, state
+
+
+class InReceived(Counts):
+    def begin(self, received: Tensor, state: State, at: At) -> tuple[Tensor, State]:
+        return received.mul_(0.5), {}
+
+
+class AtTheEnd(Counts):
+    def end(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
+        state["still"].zero_()
+        return w, state
+
+
+class Downloads(OwnModel):
     def receive(self, end: Tensor, state: State, download: Tensor) -> State:
         state["own"].copy_(end).add_(download)
         return state
 
 
-@pytest.mark.parametrize("executor", ["vmap", "loop"])
-def test_a_rule_that_writes_what_it_receives_into_its_state_keeps_it(executor: str) -> None:
-    server = METHODS["rffl"].make().server
-    first, second = (started(Method("own", client, server), executor) for client in (Adds(), OwnModel()))
-    for sim in (first, second):
-        for _ in range(3):
-            sim.step()
-    assert torch.equal(rows(first)["own"], rows(second)["own"])
-    assert not torch.equal(rows(first)["own"], first.simulator.w0.expand(5, -1))
+@pytest.mark.usefixtures("made")
+@EVERY_WAY
+@pytest.mark.parametrize(
+    ("rule", "what"),
+    [(InState(), "count"), (InModel(), "w"), (InReceived(), "w"), (AtTheEnd(), "still"), (Downloads(), "own")],
+)
+def test_a_rule_that_writes_into_what_it_is_given_is_refused(
+    rule: ClientRule, what: str, executor: str, replay: str
+) -> None:
+    server = METHODS["rffl"].make().server if what == "own" else WeightedMean()
+    sim = started(Method("writes", rule, server), executor, replay, fed=federation((10, 30, 10, 5)))
+    torchs = "more than one element of the written-to tensor"  # where all rows are one model that was received
+    with pytest.raises((EquipoiseError, RuntimeError), match=f"writes into {what}, which it was given|{torchs}"):
+        sim.step()
 
 
 # -------------------------------------------------------------------------------------- what a recording is handed

@@ -375,7 +375,8 @@ class Odd(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         h = self.drop(self.layer(x))
-        self.seen += self.sin == "remembers"
+        if self.sin == "remembers":
+            self.seen += 1
         sins = {"drops twice": self.drop, "draws": F.dropout, "flat": lambda h: h.sum(-1), "pair": lambda h: (h, h)}
         return sins.get(self.sin, nn.Identity())(h)
 
@@ -470,12 +471,22 @@ def test_hinge_is_zero_beyond_the_margin() -> None:
 
 
 def test_loss_for_resolves_auto_and_refuses_what_does_not_fit_the_data() -> None:
-    assert loss_for("auto", 10) is LOSSES["cross-entropy"]
+    outputs, y = torch.tensor([[0.3, -0.2, 1.0]]), torch.tensor([1])
+    assert torch.equal(loss_for("auto", 3)(outputs, y), LOSSES["cross-entropy"](outputs, y))
+    assert torch.equal(loss_for("squared", 3)(outputs, y), LOSSES["squared"](outputs, y))
     assert loss_for("auto", 0) is LOSSES["squared"]
     assert loss_for("hinge", 2) is LOSSES["hinge"]
-    for name, classes, message in [("hing", 2, "'hinge'"), ("hinge", 3, "3 classes"), ("cross-entropy", 0, "squared")]:
+    wrong = [("hing", 2, "'hinge'"), ("hinge", 3, "3 classes"), ("cross-entropy", 0, "squared"), ("auto", 1, "1 class")]
+    for name, classes, message in wrong:
         with pytest.raises(EquipoiseError, match=message):
             loss_for(name, classes)
+
+
+@pytest.mark.parametrize("name", ["cross-entropy", "squared"])
+@pytest.mark.parametrize("outputs", [1, 2, 4])
+def test_a_model_must_have_an_output_for_every_class_and_no_more(name: str, outputs: int) -> None:
+    with pytest.raises(EquipoiseError, match=f"model gives {outputs} outputs, the data has 3 classes\n.*outputs to 3"):
+        loss_for(name, 3)(torch.zeros(2, outputs), torch.zeros(2, dtype=torch.int64))
 
 
 def test_correct_is_the_largest_output_the_sign_of_a_single_one_and_never_nan() -> None:

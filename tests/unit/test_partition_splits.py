@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -183,6 +185,23 @@ def test_misspelt_names_come_back_with_the_nearest_one() -> None:
 def test_parameters_out_of_range_are_refused(kind: str, params: dict[str, object]) -> None:
     with pytest.raises(EquipoiseError, match=next(iter(params))):
         partition(dataset(), kind, clients=4, **params)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"clients": value} for value in ("4", 2.5)),
+        *({"test": value} for value in ("0.2", None, float("nan"))),
+        *({"test": value, "test_set": "common"} for value in ("0.2", 1.0)),
+        *({"validation": value} for value in ("0.1", None)),
+        *({"root": value} for value in ("3", 1.5)),
+        *({"test_set": 3}, {"kind": 3}),
+    ],
+)
+def test_what_is_no_number_or_no_name_is_refused(wrong: dict[str, Any]) -> None:
+    name, value = next(iter(wrong.items()))
+    with pytest.raises(EquipoiseError, match=f"{name} is {value!r}"):
+        partition(dataset(parts=False), **{"kind": "iid", "clients": 4, **wrong})
 
 
 @pytest.mark.parametrize(

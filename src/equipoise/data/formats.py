@@ -131,7 +131,7 @@ def _npy(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream)
         if dtype.hasobject:
-            hint = "save numbers or fixed-length strings, such as np.asarray(x, dtype=np.float32)"
+            hint = "save numbers, such as np.asarray(x, dtype=np.float32); number texts from 0, alike in all files"
             raise broken(path, f"array {name.removesuffix('.npy')!r} holds Python objects", hint)
         body = take(stream, math.prod(shape) * dtype.itemsize + 1)
     return _array(path, body, dtype, shape, "F" if fortran else "C")

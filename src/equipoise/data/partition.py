@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -26,8 +27,9 @@ def split_clients(
     Of a client's n samples, test * n and validation * n are held out, rounded to the nearest number (halves up). A
     client that has any samples keeps at least one to train on, and gives up validation before test samples.
     """
-    for name, value in (("test", test), ("validation", validation), ("test + validation", test + validation)):
-        require(0 <= value < 1, f"split: {name}", value, "a share from 0 up to (not including) 1")
+    _check_share("split: test", test)
+    _check_share("split: validation", validation)
+    _check_share("split: test + validation", test + validation)
     dealt = Split.of(parts)
     client = torch.repeat_interleave(torch.arange(len(parts)), dealt.size)
     rank = ranks(client, shuffled(client, stream, client, dealt.index), dealt.size)
@@ -72,9 +74,13 @@ def partition(
     partitioner = _partitioner(kind, params)
     partitioner.check(data)
     if test_set not in TEST_SETS:
-        raise EquipoiseError(f"partition: test_set is {test_set!r}", nearest(test_set, TEST_SETS))
+        raise EquipoiseError(f"partition: test_set is {test_set!r}", nearest(str(test_set), TEST_SETS))
     if clients is None and not isinstance(partitioner, Attribute):
         raise EquipoiseError(f"partition: {partitioner.kind} was given no number of clients", "give clients = ...")
+    _check_share("partition: test", test)
+    _check_share("partition: validation", validation)
+    if clients is not None:  # how many there can be is the partitioner's to say
+        require(isinstance(clients, Integral), "partition: clients", clients, "a whole number, 1 or more")
     stream, key = Stream(seed).child("data"), partitioner.key(data)
     pool, held = _pool(data, test_set, test, stream.child("pool"))
     pool, kept = _kept_back(pool, root, stream.child("root"))
@@ -95,9 +101,14 @@ def partition(
     return replace(made, splits={**made.splits, "test": tested})
 
 
+def _check_share(what: str, value: Any) -> None:
+    require(isinstance(value, Real) and 0 <= float(value) < 1, what, value, "a share from 0 up to (not including) 1")
+
+
 def _kept_back(pool: Tensor, root: int, stream: Stream) -> tuple[Tensor, Tensor | None]:
     """The pool without the server's own samples, and those."""
-    require(0 <= root < len(pool), "partition: root", root, f"0 or more, and fewer than the {len(pool)} samples")
+    fits = isinstance(root, Integral) and 0 <= root < len(pool)
+    require(fits, "partition: root", root, f"a whole number, 0 or more, and fewer than the {len(pool)} samples")
     order = stream.bits(pool).argsort()
     return (pool[order[root:]].sort().values, pool[order[:root]].sort().values) if root else (pool, None)
 
@@ -112,7 +123,6 @@ def _pool(data: Dataset, test_set: str, test: float, stream: Stream) -> tuple[Te
         return everything[part == 0], everything[part == 1]
     if test_set == "official":
         raise EquipoiseError(f'partition: test_set is "official", but {data.name} has no test part', 'use "local"')
-    require(0 <= test < 1, "partition: test", test, "a share from 0 up to (not including) 1")
     order, cut = stream.bits(everything).argsort(), int(test * len(data) + 0.5)
     return order[cut:].sort().values, order[:cut].sort().values
 
@@ -123,7 +133,7 @@ def _partitioner(kind: str | Partitioner, params: Mapping[str, Any]) -> Partitio
             raise EquipoiseError(f"partition: {kind!r} was given, and {sorted(params)} too", "put them into the object")
         return kind
     if kind not in PARTITIONS:
-        raise EquipoiseError(f"partition: kind is {kind!r}", nearest(kind, PARTITIONS))
+        raise EquipoiseError(f"partition: kind is {kind!r}", nearest(str(kind), PARTITIONS))
     known = [f.name for f in fields(PARTITIONS[kind])]  # type: ignore[arg-type]
     for name in params:
         if name not in known:

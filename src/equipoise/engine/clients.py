@@ -71,7 +71,7 @@ def client_round(
     rule: ClientRule, world: World, work: Work, state: State, alone: Callable[..., Tensor], update: Tensor
 ) -> Done:
     """Report, begin, every local step, end: for all rows of `work`, which are clients; `update` [K, d] is filled."""
-    batches, seen = work.batches.to(work.received.device), Seen(state)
+    batches, seen = work.batches.to(work.received.device), Seen({"w": work.received, **state})
     view = View(world, work.ids, rule, batches, work.received, work.message, work.lr, work.round, work.stream, alone)
     losses = view.risk(work.received) if work.losses else None  # first: it asks a GPU, which later is busy, for sizes
     signals = rule.report(state, view)
@@ -85,6 +85,7 @@ def client_round(
         end, now = rule.end(w, now, view)
         with torch.no_grad():
             torch.sub(start, end, out=update)
+    seen.require_untouched(rule)
     lasting = {name: now[name] for name in state}  # what there was before the round
     changed = seen.changed(lasting)
     kept, same = _finite_or(lasting, state, changed), frozenset(lasting.keys() - changed.keys())
@@ -94,7 +95,9 @@ def client_round(
 def _step_by_step(rule: ClientRule, view: View, w: Tensor, state: State) -> tuple[Tensor, State]:
     for s in range(view.batches.longest):
         view.step(s)
+        seen = Seen({"w": w, **state})
         new_w, new = rule.step(w, state, view)
+        seen.require_untouched(rule)
         resting = [k for k, n in enumerate(view.batches.steps) if n <= s]
         w, state = (new_w, new) if not resting else _hold(resting, (w, state), (new_w, new))
     return w, state

@@ -85,8 +85,10 @@ def played(rule: ClientRule, world: World, inputs: Inputs) -> Played:
     def step(*tensors: Tensor) -> list[Tensor]:
         given = dict(zip(names, tensors, strict=True))
         before = {n: given[STATE + n] for n in own}
-        seen = Seen(before)
+        seen = Seen({"w": given["w"], **before})
         w, state = rule.step(given["w"], before, Recording(rule, world, given))
+        if seen.written():
+            _refuse("the step writes into what it is given")  # step by step, that is an error
         if set(state) != set(own):
             _refuse("the step changes what its state consists of")
         new = seen.changed({n: state[n] for n in own})

@@ -235,8 +235,10 @@ class Simulator:
         if len(ids) < len(trained):  # else they are the same
             at = torch.searchsorted(trained.to(ids.device), ids)
             trained, end, state = trained[at.cpu()], end[at], {n: t[at] for n, t in state.items()}
-        seen = Seen(state)
-        self.store.put(trained, seen.changed(self.rule.receive(end, state, downloads)))
+        seen = Seen({"w": end, **state})
+        new = self.rule.receive(end, state, downloads)
+        seen.require_untouched(self.rule)
+        self.store.put(trained, seen.changed(new))
 
     # ------------------------------------------------------------------------------------------------------- the attack
 

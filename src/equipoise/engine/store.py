@@ -45,8 +45,22 @@ class Seen:
         self._state, self._writes = dict(state), {n: t._version for n, t in state.items()}
 
     def changed(self, new: State) -> State:
-        """What of `new` is something else than was shown, or has been written to."""
-        return {n: t for n, t in new.items() if t is not self._state.get(n) or t._version != self._writes[n]}
+        """What of `new` is something else than was shown."""
+        return {n: t for n, t in new.items() if t is not self._state.get(n)}
+
+    def written(self) -> list[str]:
+        """What has been written to, where it lies; torch counts that."""
+        return [n for n, t in self._state.items() if t._version != self._writes[n]]
+
+    def require_untouched(self, rule: object) -> None:
+        """An error if a rule has written into what it was shown.
+
+        That is also what clients fall back on who diverge, or have no local step left; and a recorded step is played
+        with other memory than it was recorded with.
+        """
+        if written := self.written():
+            found = f"{type(rule).__name__} writes into {', '.join(written)}, which it was given"
+            raise EquipoiseError(found, "make a new tensor: w = w - step, in place of w -= step or w.sub_(step)")
 
 
 class ClientStore:
