@@ -37,15 +37,14 @@ LATE = ("accuracy_mean", "accuracy_std", "worst_10")
 
 
 class Interrupted(Exception):
-    """The user stopped the run; it can be resumed from `path` (None: it had no folder)."""
+    """The user stopped the run; it can be resumed from `path` (None: it had no folder), and `how` says how."""
 
-    def __init__(self, path: Path | None, round: int) -> None:
-        where = f"resume with: equipoise resume {path}" if path else "it had no folder, so nothing is kept"
-        super().__init__(f"stopped after round {round}; {where}")
-        self.path, self.round = path, round
+    def __init__(self, path: Path | None, round: int, how: str = "") -> None:
+        super().__init__(f"stopped after round {round}; {how or 'it had no folder, so nothing is kept'}")
+        self.path, self.round, self.how = path, round, how
 
     def __reduce__(self) -> tuple[Any, ...]:  # so that it comes back whole from another process
-        return type(self), (self.path, self.round)
+        return type(self), (self.path, self.round, self.how)
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,8 @@ class Course:
                 if interrupted():
                     self._save()
                     self.folder.mark("interrupted", simulation.round)
-                    raise Interrupted(getattr(self.folder, "path", None), simulation.round)
+                    kept = self.folder if isinstance(self.folder, RunFolder) else None
+                    raise Interrupted(kept.path if kept else None, simulation.round, kept.goes_on if kept else "")
         if not self.series:  # no round at all: what was asked for is the initial model
             self._evaluate()
         return self._result()

@@ -24,7 +24,7 @@ from equipoise.data.synthetic import SYNTHETIC
 from equipoise.engine.run import Scenario, Simulation
 from equipoise.engine.settings import Admission, Participation, Run, Train
 from equipoise.errors import EquipoiseError, nearest, require
-from equipoise.provenance import IN_PYTHON, environment, own_files, params, recorded
+from equipoise.provenance import environment, own_data, own_files, params, recorded
 from equipoise.results import MemoryRun, Result, RunFolder, load_result
 from equipoise.streams import Stream
 from equipoise.threat import Attack
@@ -133,17 +133,30 @@ def run(
         raise EquipoiseError(f"run: there is no setting {name!r}", nearest(name, known))
     method, chosen, own = method or Method(), made[Run], registry.own_files({"model": model})
     if not isinstance(model, nn.Module):
-        spec = {"kind": model} if isinstance(model, str) else dict(model)
-        model = _model(spec.pop("kind"), spec, federation, chosen.seed)
+        model = _model(*_in_words(model), federation, chosen.seed)
     scenario = Scenario(federation, model, made[Train], made[Participation], admission or Admission(), attack)
     labels = {
         "method": method.name,
-        "attack": "none" if attack is None else type(attack).__name__,
+        "attack": "none" if attack is None else registry.name_of("attacks", attack) or type(attack).__name__,
         "dataset": federation.data.name,
         "seed": chosen.seed,
     }
     experiment = Experiment(scenario, method, chosen, labels=labels, own=own)
     return execute(experiment, Path(out) if out else None, progress, track=track)
+
+
+def _in_words(model: Any) -> tuple[str, dict[str, Any]]:
+    """The kind of a model that is no module, and its parameters."""
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        hint = f"give an nn.Module, not a class: {model.__name__}(...)"
+        raise EquipoiseError(f"run: model is the class {model.__name__}", hint)
+    spec = {"kind": model} if isinstance(model, str) else dict(model) if isinstance(model, Mapping) else {}
+    kind = spec.pop("kind", None)
+    if not isinstance(kind, str):
+        found = repr(model) if isinstance(model, Mapping) else f"a {type(model).__name__}"
+        hint = 'give a kind ("mlp"), one with parameters ({"kind": "mlp", "hidden": [64]}), or an nn.Module'
+        raise EquipoiseError(f"run: model is {found}", hint)
+    return kind, spec
 
 
 def _take(kind: type[Any], settings: dict[str, Any]) -> Any:
@@ -175,8 +188,12 @@ def execute(
     require(not (on_the_way and early), "on_the_way", sorted(on_the_way or ()), "for runs in memory, without a finish")
     simulation = Simulation(experiment.scenario, experiment.method, experiment.run)
     simulation.simulator.reached = reached
-    record, around = recorded(experiment, out), environment(simulation, experiment.own)
-    folder = RunFolder.create(out, record, around) if out else MemoryRun(record, models)
+    record = recorded(experiment, out)
+    if out:
+        around = environment(simulation, experiment.own, own_data(experiment))
+        folder: RunFolder | MemoryRun = RunFolder.create(out, record, around)
+    else:
+        folder = MemoryRun(record, models)
     try:
         if isinstance(folder, RunFolder) and folder.finished:
             return load_result(folder.path)
@@ -192,8 +209,7 @@ def resume(
     out: Path, progress: Callable[[Progress], None] | None = None, track: tracking.Tracker | None = None
 ) -> Result:
     """Go on with the run in a folder."""
-    text = RunFolder.open(out).config.decode()
-    if text.startswith(IN_PYTHON):
-        hint = "run the same script again with the same out=: it goes on from the last checkpoint"
-        raise EquipoiseError(f"{out} was made from Python, so its parts are not in a config", hint)
-    return execute(build(configs.load(text)), out, progress, track=track)
+    held = RunFolder.open(out)
+    if held.in_python:
+        raise EquipoiseError(f"{out} was made from Python, so its parts are not in a config", held.goes_on)
+    return execute(build(configs.load(held.config.decode())), out, progress, track=track)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -13,15 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from equipoise import config as configs
 from equipoise import registry
+from equipoise.data.federation import SPLITS, Federation
 from equipoise.engine.run import Simulation
 from equipoise.errors import EquipoiseError
-from equipoise.results import RunFolder
+from equipoise.results import IN_PYTHON, RunFolder
 
 if TYPE_CHECKING:
     from equipoise.experiment import Experiment
+
+_CHUNK = 1 << 24  # bytes of data that are brought to host memory at a time
 
 
 def params(experiment: Experiment) -> dict[str, Any]:
@@ -31,9 +35,6 @@ def params(experiment: Experiment) -> dict[str, Any]:
     s = experiment.scenario
     settings: tuple[Any, ...] = (s.train, s.participation, s.admission, experiment.run)
     return {**(experiment.labels or {}), **{type(part).__name__.lower(): asdict(part) for part in settings}}
-
-
-IN_PYTHON = "# made from Python"
 
 
 def recorded(experiment: Experiment, out: Path | None = None) -> bytes:
@@ -91,8 +92,47 @@ def same_files(config: configs.Config, path: Path) -> None:
         RunFolder.open(path).same_files(own_files(config))
 
 
-def environment(simulation: Simulation, own: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What the numbers may depend on besides the config."""
+def own_data(experiment: Experiment) -> str:
+    """The fingerprint of the user's own data; "" for what Equipoise finds or draws, which the config names in full."""
+    own = not experiment.config or is_own(tomllib.loads(experiment.config)["data"]["dataset"])
+    return fingerprint(experiment.scenario.federation) if own else ""
+
+
+def is_own(dataset: str) -> bool:
+    """Whether what a config calls its dataset may hold something else tomorrow."""
+    return dataset.startswith("folder:")
+
+
+def same_data(dataset: str, federation: Callable[[], Federation], paths: Iterable[Path]) -> None:
+    """An error if one of `paths` holds a run that was made with other data than this federation has.
+
+    It is made only where that has to be known: for data of the user's own, and runs that noted theirs.
+    """
+    runs = [RunFolder.open(path) for path in paths if (path / "config.toml").is_file()] if is_own(dataset) else []
+    if noted := [run for run in runs if run.data]:
+        now = fingerprint(federation())
+        for run in noted:
+            run.same_data(now)
+
+
+def fingerprint(federation: Federation) -> str:
+    """A sha256 of all samples and of who holds which, wherever they lie."""
+    data, splits = federation.data, [federation.splits[name] for name in SPLITS]
+    found = hashlib.sha256(f"{data.classes} classes, scale {data.scale!r}".encode())
+    root = [] if federation.root is None else [federation.root]
+    for t in (data.x, data.y, *(t for s in splits for t in (s.index, s.start, s.size)), *root):
+        found.update(f"{t.dtype}{list(t.shape)}".encode())
+        for rows in torch.split(t.detach(), _rows_at_once(t)):
+            found.update(rows.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _rows_at_once(t: Tensor) -> int:
+    return max(1, _CHUNK * len(t) // max(1, t.numel() * t.element_size()))
+
+
+def environment(simulation: Simulation, own: Mapping[str, str] | None = None, data: str = "") -> dict[str, Any]:
+    """What the numbers may depend on besides the config; `data` is the fingerprint of the user's own."""
     packages = ("equipoise", "torch", "numpy", "pyarrow", "safetensors")
     device = simulation.server.w.device
     return {
@@ -105,4 +145,5 @@ def environment(simulation: Simulation, own: Mapping[str, str] | None = None) ->
         "precision": simulation.settings.precision,
         "threads": torch.get_num_threads(),
         **({"own": dict(own)} if own else {}),
+        **({"data": data} if data else {}),
     }

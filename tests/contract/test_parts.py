@@ -33,6 +33,11 @@ def test_clients_as_rows_equal_clients_one_by_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_clients_leave_alone_what_they_are_given(name: str) -> None:
+    contract.clients_change_no_input(METHODS[name].make())
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_odd_clients_do_no_harm(name: str) -> None:
     contract.survives_odd_clients(METHODS[name].make())
 

@@ -51,5 +51,6 @@ def test_one_that_does_not_is_told_what_it_breaks(tmp_path: Path) -> None:
     (tmp_path / "sloppy.py").write_text(BAD)
     done = CliRunner().invoke(app, ["check", str(tmp_path / "sloppy.py")])
     assert done.exit_code == 2
-    assert "changed in place" in done.stdout
+    assert "updates was changed in place" in done.stdout
+    assert "clients in another order gave another direction" in done.stdout
     assert "no equation" in done.stdout and "no departures" in done.stdout

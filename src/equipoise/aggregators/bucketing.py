@@ -30,6 +30,7 @@ class Bucketing(Filter):
 
     s: int = 2
     keeps_rows = False
+    by_id = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.s, int) or self.s < 1:

@@ -35,6 +35,7 @@ class Bulyan(ServerRule):
 
     f: int = 1
     robust = True
+    by_id = True  # where one neighbour is left to compare, two that are each other's nearest are always equal
 
     def __post_init__(self) -> None:
         check_f("bulyan", self.f)

@@ -6,7 +6,7 @@ in any way goes on when it is started once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -21,7 +21,7 @@ from equipoise.audit.plan import Cell, Plan
 from equipoise.core import Stop
 from equipoise.data.federation import Federation
 from equipoise.errors import EquipoiseError, first_line
-from equipoise.provenance import same_files
+from equipoise.provenance import is_own, same_data, same_files
 from equipoise.standalone import Optima, local_optima
 
 
@@ -84,9 +84,19 @@ def _claim(plan: Plan, out: Path) -> None:
 
 
 def require_same_files(plan: Plan, out: Path) -> None:
-    """An error if a cell was run with other files of the user's own than are known now: it would pass for theirs."""
+    """An error if a cell was run with other files or data of the user's own than these: it would pass for theirs."""
     for cell in plan.cells:
         same_files(cell.config, folder(out, cell))
+    for seed in plan.seeds:
+        cells = [cell for cell in plan.cells if cell.seed == seed]
+        require_same_data(cells[0].config, [folder(out, cell) for cell in cells])
+
+
+def require_same_data(config: configs.Config, paths: Iterable[Path]) -> None:
+    """An error if a run in one of `paths`, all of this config's data, was made with others of the user's own."""
+    if is_own(config.data.dataset):
+        _shared.clear()  # an earlier audit of this process may have left what was there then
+    same_data(config.data.dataset, partial(_data, config), paths)
 
 
 # ------------------------------------------------------------------------------------------------ in the processes
@@ -98,11 +108,15 @@ _shared: dict[str, Federation] = {}
 def built(text: str) -> experiment.Experiment:
     """As experiment.build, but jobs that follow each other with the same data share it."""
     config = configs.load(text)
+    return experiment.build(config, _data(config))
+
+
+def _data(config: configs.Config) -> Federation:
     key = repr(config.data)
     if key not in _shared:
         _shared.clear()
         _shared[key] = experiment.make_federation(config.data, config.run.seed)
-    return experiment.build(config, _shared[key])
+    return _shared[key]
 
 
 def run_cell(text: str, path: Path, out: Path) -> None:

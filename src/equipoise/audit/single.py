@@ -10,7 +10,7 @@ from equipoise import audit, files
 from equipoise import config as configs
 from equipoise.audit import plan as plans
 from equipoise.audit.data import AuditData
-from equipoise.audit.runner import folder
+from equipoise.audit.runner import folder, require_same_data
 from equipoise.config.parts import write
 from equipoise.errors import EquipoiseError, require
 from equipoise.provenance import same_files
@@ -21,14 +21,19 @@ _EPOCHS = 50  # for what clients reach alone: a page to look at should not take 
 
 def of_run(run: Path, work: Path) -> AuditData:
     """What an audit would tell of this run; `work` is for what is needed on the way."""
-    config = configs.load(RunFolder.open(run).config.decode())
+    held = RunFolder.open(run)
+    if held.in_python:
+        hint = "eq.load_result and equipoise compare tell its numbers; a page needs a config, for equipoise run"
+        raise EquipoiseError(f"{run} was made from Python, so its data and parts are not in a config", hint)
+    config = configs.load(held.config.decode())
     same_files(config, run)
     result = load_result(run)
     if result.note:
-        raise EquipoiseError(f"{run} is {result.note}", f"equipoise resume {run} finishes it")
+        raise EquipoiseError(f"{run} is {result.note}", held.goes_on)
     used = result.summary()["dataset"]
     here = used == config.data.dataset  # else what clients reach alone would be that of other data
     require(here, f"{run}: the data", used, "a report needs the samples, and these are at the sites; use compare")
+    require_same_data(config, [run])
     sections = tomllib.loads(configs.dump(config))
     told: dict[str, Any] = {"methods": [sections.pop("method")], "attacks": [sections.pop("attack", "none")]}
     told |= {"alone_epochs": _EPOCHS, "title": f"The run {run.resolve().name}"}

@@ -29,7 +29,7 @@ from equipoise import config as configs
 from equipoise import files, metrics, registry
 from equipoise.audit.engines import Engine, Job, Local
 from equipoise.audit.plan import seeds_of
-from equipoise.audit.runner import Step, alone, execute_all, run_cell
+from equipoise.audit.runner import Step, alone, execute_all, require_same_data, run_cell
 from equipoise.config.parts import Table as Params
 from equipoise.config.parts import section, shown, write
 from equipoise.core import Stop
@@ -102,7 +102,8 @@ def load(source: Path | str, overrides: Sequence[str] = ()) -> Grid:
         for change in overrides:
             configs.override(raw, change)
         sweep: Sweep = section(Sweep, raw.pop("sweep", {}), "sweep")
-        axes = {f"{s}.{k}": v for s in _MAY_VARY for k, v in raw.get(s, {}).items() if _is_axis(raw, s, k, v)}
+        tables = {s: raw[s] for s in _MAY_VARY if isinstance(raw.get(s), dict)}  # method = "fedavg" has no parameters
+        axes = {f"{s}.{k}": v for s, table in tables.items() for k, v in table.items() if _is_axis(raw, s, k, v)}
         if not axes:
             raise EquipoiseError("nothing to choose from: no parameter has a list", "such as lr = [0.01, 0.1]")
         grid = Grid(axes, raw, sweep)
@@ -148,6 +149,8 @@ def run(
     tried = {(i, s): grid.config(combinations[i], s, "validation") for i, s in paths}
     for k, path in paths.items():
         same_files(tried[k], path)
+    for seed in seeds:
+        require_same_data(tried[0, seed], [path for (_, s), path in paths.items() if s == seed])
     texts = {k: configs.dump(config) for k, config in tried.items()}
     jobs: dict[str, Job] = {paths[k].name: partial(run_cell, texts[k], paths[k], out) for k in paths}
     errors = execute_all(jobs, engine, report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -128,7 +129,7 @@ def resume(
     """Go on with an interrupted run; the result is the same as without the interruption.
 
     A run with parts of your own needs their files again, as they were (--method ./mine.py, --own ./my_attack.py): a
-    config never makes code run.
+    config never makes code run. Data of your own (folder:PATH) must be as they were, too.
 
     \b
     Example:
@@ -191,7 +192,7 @@ def only(paths: list[Path], mark: str, what: str) -> list[Path]:
 def _about(path: Path) -> str:
     """What a folder is that is not what was asked for, and where to turn to with it."""
     if (path / "audit.toml").is_file():
-        return f"an audit; its runs are in {path / 'cells'}, equipoise report {path} tells of it"
+        return f"an audit; its runs are in {path / 'cells'}, equipoise report {shlex.quote(str(path))} tells of it"
     if (path / "sweep.json").is_file():
         return f"a sweep; the run of what it chose is in {path / 'best'}"
     return "a run" if (path / "config.toml").is_file() else "no folder of a run or an audit"

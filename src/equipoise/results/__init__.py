@@ -10,8 +10,8 @@ A run killed at any moment and resumed ends with the same bytes as one that was 
 """
 
 from equipoise.results.comparing import compare
-from equipoise.results.folder import RunFolder, load_result, verify
+from equipoise.results.folder import IN_PYTHON, RunFolder, load_result, verify
 from equipoise.results.result import MemoryRun, Result
 from equipoise.results.table import Table
 
-__all__ = ["MemoryRun", "Result", "RunFolder", "Table", "compare", "load_result", "verify"]
+__all__ = ["IN_PYTHON", "MemoryRun", "Result", "RunFolder", "Table", "compare", "load_result", "verify"]

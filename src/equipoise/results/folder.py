@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ from equipoise.results.rows import CLIENTS, Rows, arrow, parquet, table_of
 
 _PART = re.compile(r"(rounds|clients)-(\d{6,})\.(json|arrow)")
 _OWN = "personal.safetensors"
+_CHECKED = ("own", "data")  # of the environment: a run with others is refused
 _RESULTS = ("rounds.parquet", "clients.parquet", "summary.json", "model.safetensors", _OWN)
+IN_PYTHON = "# made from Python"
+"""How the config.toml of a run begins that has no config."""
 _BEFORE_CONFIG = {".lock", "environment.json", "status.json", "log.txt"}
 
 
@@ -67,12 +71,11 @@ class RunFolder:
             self.mark("running", 0)
             files.write_atomic(self.path / "config.toml", config)  # last: from here on it is a run
         elif self.config != config:
-            raise EquipoiseError(
-                f"{self.path} already holds another run: its config.toml differs",
-                f"equipoise resume {self.path} goes on with that one; for a new run choose another --out",
-            )
+            hint = f"{self.goes_on}; for a new run choose another {_out(config)}"
+            raise EquipoiseError(f"{self.path} already holds another run: its config.toml differs", hint)
         else:
             self.same_files(environment.get("own", {}))
+            self.same_data(environment.get("data"))
             if self.finished:
                 self._wind_up()
                 return
@@ -92,12 +95,21 @@ class RunFolder:
             if then.get(name) != own.get(name)
         ]
         if told:
-            hint = "put the file back as it was, or run anew: with another --out, or after removing this folder"
-            raise EquipoiseError("; ".join(told), hint)
+            raise EquipoiseError("; ".join(told), f"put the file back as it was, or {self._anew}")
+
+    def same_data(self, now: str | None) -> None:
+        """An error if the run was made with other data; nothing, where either is not known."""
+        then = self.data
+        if now and then and now != then:
+            sums = f"sha256 {_short(then)} then, {_short(now)} now"
+            hint = f"put the data back as they were, or {self._anew}"
+            raise EquipoiseError(f"the data are not those that {self.path} was made with: {sums}", hint)
 
     def _note_changes(self, environment: Mapping[str, Any]) -> None:
-        path = self.path / "environment.json"
-        if not path.exists() or files.read_bytes(path) != _environment(environment):
+        """What was not noted in the beginning, because nobody did, is no change."""
+        path, held = self.path / "environment.json", self._held()
+        now = {n: v for n, v in environment.items() if n in held or n not in _CHECKED}
+        if not path.exists() or files.read_bytes(path) != _environment(now):
             self.log("resumed in another environment than environment.json has: numbers may differ in the last bits")
 
     def _read_timings(self) -> dict[int, dict[str, float]]:
@@ -125,10 +137,38 @@ class RunFolder:
     @property
     def own(self) -> dict[str, str] | None:
         """The user's own parts in it, with the sha256 of the file of each; None: none, or older than this record."""
+        own = self._held().get("own")
+        return own if isinstance(own, dict) else None
+
+    @property
+    def data(self) -> str | None:
+        """The fingerprint of its data; None: they were not the user's own, or it is older than this record."""
+        data = self._held().get("data")
+        return data if isinstance(data, str) else None
+
+    def _held(self) -> dict[str, Any]:
+        """Its environment.json, or nothing."""
         try:
-            return dict(files.read_json(self.path / "environment.json")["own"])
-        except (EquipoiseError, LookupError, TypeError, ValueError):
-            return None
+            held = files.read_json(self.path / "environment.json")
+        except EquipoiseError:
+            return {}
+        return held if isinstance(held, dict) else {}
+
+    @property
+    def in_python(self) -> bool:
+        """Whether it was made by a script, which alone can make its parts again."""
+        return _in_python(self.config)
+
+    @property
+    def goes_on(self) -> str:
+        """What goes on with it, in words."""
+        if self.in_python:
+            return "eq.run with the same arguments and the same out= goes on with it"
+        return f"equipoise resume {shlex.quote(str(self.path))} goes on with it"
+
+    @property
+    def _anew(self) -> str:
+        return f"run anew: with another {_out(self.config)}, or after removing this folder"
 
     @property
     def status(self) -> dict[str, Any]:
@@ -231,6 +271,15 @@ class RunFolder:
         files.remove_folder(self.path / "checkpoint")
         self._parts, self._rows = {}, Rows()
         self.mark("finished", _checksums(self.path)[0])
+
+
+def _in_python(config: bytes) -> bool:
+    return config.startswith(IN_PYTHON.encode())
+
+
+def _out(config: bytes) -> str:
+    """What says where a run's folder is, to whoever made it."""
+    return "out=" if _in_python(config) else "--out"
 
 
 def _short(sha256: object) -> str:
