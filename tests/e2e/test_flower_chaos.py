@@ -135,7 +135,7 @@ def test_a_client_that_never_answers_costs_the_timeout_and_no_more(tmp_path: Pat
 
 def serverapps(superexec: int) -> list[int]:
     """The ServerApps that a SuperExec has started."""
-    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(["ps", "-ewwo", "pid,ppid,args"], capture_output=True, text=True, check=True)
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
     return [int(pid) for pid, parent, args in rows if int(parent) == superexec and "flwr-serverapp" in args]
 
