@@ -195,6 +195,12 @@ def test_a_sweep_without_validation_data_or_without_lists_is_refused() -> None:
         load_grid(text, ["method.mu=[0.1, 1.0]", "data.validation=0.2", "sweep.seeds=[1, 2]", "run.seed=7"])
 
 
+def test_a_sweep_takes_a_method_by_its_name_alone() -> None:
+    text = 'method = "fedavg"\n' + TEXT[TEXT.index("[data]") :]
+    grid = load_grid(text, ["train.lr=[0.1, 0.2]", "data.validation=0.2"])
+    assert [grid.config(c, 0, "all").train.lr for c in grid.combinations()] == [0.1, 0.2]
+
+
 def test_the_command_runs_reports_and_tells(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text(TEXT)
