@@ -86,7 +86,7 @@ class Grid:
         return [dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values())]
 
     def config(self, chosen: Mapping[str, Any], seed: int, splits: str) -> configs.Config:
-        raw = {name: dict(table) for name, table in self.base.items()}
+        raw = {name: dict(table) if isinstance(table, dict) else table for name, table in self.base.items()}
         for key, value in chosen.items():
             home, _, name = key.partition(".")
             raw[home][name] = value
