@@ -245,15 +245,15 @@ def _lowest(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
 def _words(verdicts: Sequence[str], second: str) -> str:
     scope = "one audit" if len(verdicts) == 1 else f"{len(verdicts)} audits"
     better, unsure = verdicts.count("better"), verdicts.count("too few seeds to tell")
-    against = f"the second, {second}"
+    rival = f"the second, {second}"
     if not verdicts:
-        return f"Unsure: no audit has both it and {against}."
+        return f"Unsure: no audit has both it and {rival}."
     if better == len(verdicts):
-        return f"Quite sure: it is significantly better than {against}, in {scope}; other data may give another answer."
+        return f"Quite sure: it is significantly better than {rival}, in {scope}; other data may give another answer."
     if unsure == len(verdicts):
-        return f"A guess: too few seeds to tell it from {against} (it takes {ENOUGH})."
+        return f"A guess: too few seeds to tell it from {rival} (it takes {ENOUGH})."
     if "worse" in verdicts:
         return f"Unsure: for the wish alone {second} is significantly better, but by the rule it comes second."
     if better:
-        return f"Rather sure: it is significantly better than {against}, in {better} of {len(verdicts)} audits."
-    return f"Unsure: no significant difference from {against}; either may do."
+        return f"Rather sure: it is significantly better than {rival}, in {better} of {len(verdicts)} audits."
+    return f"Unsure: no significant difference from {rival}; either may do."

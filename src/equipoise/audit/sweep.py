@@ -143,7 +143,8 @@ def run(
     engine = engine or Local(workers)
     seeds = seeds_of(grid.sweep.seeds, grid.base, "sweep")
     combinations = grid.combinations()
-    provide_data(grid.config(combinations[0], seeds[0], "validation").data)
+    if isinstance(engine, Local):  # elsewhere the data may be where the runs are, and not here
+        provide_data(grid.config(combinations[0], seeds[0], "validation").data)
     files.make_folder(out)
     paths = {(i, s): out / "grid" / f"{i:03d}--s{s}" for i in range(len(combinations)) for s in seeds}
     tried = {(i, s): grid.config(combinations[i], s, "validation") for i, s in paths}
