@@ -45,7 +45,7 @@ def pictures(found: Findings) -> list[Picture]:
             "fronts",
             "What is traded for what",
             "Each mark is a method; better is always up and to the right. Coloured marks are on the front: nothing "
-            "here beats them on both counts. Grey ones are beaten on both.",
+            "here beats them on both counts. Grey ones are matched or beaten on both.",
             tuple(_fronts(found)),
         ),
         Picture(
