@@ -27,7 +27,7 @@ from equipoise.errors import EquipoiseError as EquipoiseError
 from equipoise.layout import Layout as Layout
 from equipoise.losses import Mean as Mean
 from equipoise.losses import Objective as Objective
-from equipoise.questions import near
+from equipoise.questions import Later, near, once
 from equipoise.streams import Stream as Stream
 from equipoise.weighting import Weights, check_weights, shares, spread
 from equipoise.weighting import normalised as normalised
@@ -128,14 +128,13 @@ class Cohort:
     """The server's own update, where it has data of its own (FLTrust)."""
     probe: Callable[[Tensor], Tensor] | None = None
     """models [T, d] -> the cohort's losses [T, K] in one exchange (line searches); only for rules that need "probe"."""
+    again: Callable[..., tuple[Tensor, ...]] = once  # the same, in one launch on a GPU
 
     def __post_init__(self) -> None:
-        if bool((near(self.ids).long().diff() > 0).all()):
-            return
-        order = torch.argsort(self.ids, stable=True)
-        rows = {n: t[order] for n in ("ids", "updates", "sizes", "losses") if (t := getattr(self, n)) is not None}
-        for name, value in {**rows, "signals": {n: t[order] for n, t in self.signals.items()}}.items():
-            object.__setattr__(self, name, value)
+        if not bool((near(self.ids).long().diff() > 0).all()):
+            order = torch.argsort(self.ids, stable=True)
+            rows = {n: t[order] for n in ("ids", "updates", "sizes", "losses") if (t := getattr(self, n)) is not None}
+            self.__dict__.update(rows, signals={n: t[order] for n, t in self.signals.items()})
 
     def __len__(self) -> int:
         return self.ids.shape[0]
@@ -168,7 +167,7 @@ class ServerRule(ABC):
     per_client: bool = False
     """Whether it answers or remembers clients one by one, so that rows must be clients."""
     early: bool = False
-    """Whether it may be shown what nobody has looked at yet, and again what is sound of it; not inherited."""
+    """Whether `ahead` may be shown what nobody has looked at yet, and again what is sound of it; not inherited."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -184,6 +183,10 @@ class ServerRule(ABC):
     def plan(self, ids: Tensor, state: State) -> dict[str, Tensor]:
         """Scalars [K] to send to the clients just drawn, with the model (EAGLE's weights)."""
         return {}
+
+    def ahead(self, cohort: Cohort, state: State) -> Later[Outcome]:
+        """The outcome as far as it is known before a device has been asked; direction and downloads are complete."""
+        return Later(self(cohort, state))
 
     @abstractmethod
     def __call__(self, cohort: Cohort, state: State) -> Outcome: ...
@@ -221,8 +224,7 @@ class Filter(ABC):
     merges rows, `row_of` [m], the new row that each client went into, -1 for none.
     """
 
-    keeps_rows: bool = True
-    """Whether row k is still client k's afterwards."""
+    keeps_rows: bool = True  # whether row k is still client k's afterwards
     needs: frozenset[str] = frozenset()
 
     def check(self, n: int) -> int:
@@ -268,15 +270,13 @@ class Chain(ServerRule):
         return self.rule.plan(ids, state)
 
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
-        info: dict[str, Any] = {}
-        rows = torch.arange(len(cohort), device=cohort.updates.device)
+        info, rows = dict[str, Any](), torch.arange(len(cohort), device=cohort.updates.device)
         for part in self.filters:
             cohort, done = part(cohort)
             info.update({f"{type(part).__name__}.{k}": v for k, v in done.items()})
             if "row_of" in done:
                 rows = torch.where(rows < 0, rows, done["row_of"][rows.clamp(min=0)])
-        outcome = self.rule(cohort, state)
-        info.update(outcome.info)
+        info.update((outcome := self.rule(cohort, state)).info)
         if "weights" in info and int(rows.max()) + 1 == len(cohort):
             info["weights"] = spread(info["weights"], rows)
         return replace(outcome, info=info)
@@ -284,10 +284,10 @@ class Chain(ServerRule):
 
 def chain(*parts: Filter | ServerRule) -> ServerRule:
     """`chain(NNM(f=2), Krum(f=2))`: filters in order, the rule last."""
-    *filters, rule = parts
-    if not isinstance(rule, ServerRule) or not all(isinstance(f, Filter) for f in filters):
+    rule, filters = parts[-1] if parts else None, tuple(f for f in parts[:-1] if isinstance(f, Filter))
+    if not isinstance(rule, ServerRule) or len(filters) < len(parts) - 1:
         raise EquipoiseError(f"chain: got {[type(p).__name__ for p in parts]}", "filters first, one server rule last")
-    return Chain(tuple(f for f in filters if isinstance(f, Filter)), rule) if filters else rule
+    return Chain(filters, rule) if filters else rule
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Of = TypeVar("Of")
 
 
 def answer(*asked: Tensor) -> list[npt.NDArray[np.float64]]:
@@ -14,6 +20,32 @@ def answer(*asked: Tensor) -> list[npt.NDArray[np.float64]]:
     told = np.split(torch.cat(far).cpu().numpy(), np.cumsum([len(t) for t in far])[:-1]) if far else []
     there = iter(told)
     return [next(there).reshape(t.shape) if _far(t) else t.to(torch.float64, copy=True).numpy() for t in asked]
+
+
+@dataclass(frozen=True)
+class Later(Generic[Of]):
+    """Something as it is if nothing is out of the ordinary, and what a device has yet to be asked about it."""
+
+    likely: Of
+    asked: tuple[Tensor, ...] = ()
+    settle: Callable[..., Of] | None = None
+    """What it is, given the answers; None: as it seems."""
+
+    def settled(self, *answers: npt.NDArray[np.float64]) -> Of:
+        return self.likely if self.settle is None else self.settle(*answers)
+
+    def now(self) -> Of:
+        """With a question of its own."""
+        return self.settled(*answer(*self.asked))
+
+
+def once(work: Callable[..., tuple[Tensor, ...]], kind: Hashable, *given: Tensor) -> tuple[Tensor, ...]:
+    """Work on tensors that is the same round after round and asks a device nothing: `work(kind, *given)` -> tensors.
+
+    So it is done where nobody prepares it. On a GPU an engine may have it done in one launch, made for this kind and
+    these shapes: all else that its numbers depend on has to be in `kind`.
+    """
+    return work(kind, *given)
 
 
 def sent(small: Tensor, to: Tensor) -> Tensor:

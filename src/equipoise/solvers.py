@@ -1,9 +1,10 @@
 """Small convex problems that server rules share: the projection onto the simplex, and the shortest vector of a hull.
 
-Both take a whole batch at once, in float64. The hull's is solved in host memory wherever it comes from: some hundred
-operations of a microsecond there are as many launches on a GPU, ten times as long. Most of them are numpy's, which are
-shorter than torch's; but products and large factorisations never are, as numpy's threads and LAPACK's are not ours to
-limit (torch's are, see the engine's `steady`).
+Both take a whole batch at once, in float64. The hull's is solved in host memory, where some hundred operations take a
+microsecond each; as many launches on a GPU would take ten times as long. Most of them are numpy's, which are shorter
+than torch's; but products and large factorisations never are, as numpy's threads and LAPACK's are not ours to limit
+(torch's are, see the engine's `steady`). For rules that would have to ask a GPU for products first, small hulls are
+also solved there, in one launch (`hull_kernels`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _PIVOTS, _CHANCES = 20, 3  # exchanges at most, and how many in a row may fail t
 _START = 1e-2  # the ridge of the first guess at which rows are used
 _EXACT = 1e-12  # the error of an answer that needs no second method; nearly all have 1e-16
 _SIGN = 1e-13  # what is this small, relative to sum x, has no sign
+_THERE = 128  # rows that a GPU takes at most
 _FEW = 96  # fewer rows than this LAPACK takes in one thread, in a third of the time of torch
 _TINY = float(np.finfo(np.float64).tiny)
 
@@ -92,6 +94,36 @@ def min_norm(gram: Tensor, mask: Tensor | None = None) -> Tensor:
     w /= np.where(total > 0, total, 1.0)
     first = zero & (zero.cumsum(-1) == 1)
     return torch.from_numpy(np.where(zero.any(-1, keepdims=True), first, w)).to(gram.device)
+
+
+def min_norm_unasked(gram: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The same [L, n], without asking a GPU about it, and whether each answer is exact [L]: else `min_norm` knows.
+
+    Only where `solves_there` says so, and in host memory.
+    """
+    if not gram.is_cuda:
+        return min_norm(gram, mask), torch.ones(len(gram), dtype=torch.bool)
+    from equipoise.hull_kernels import shortest
+
+    weights, error = shortest(gram, mask)
+    return weights, error <= _EXACT
+
+
+def solves_there(device: torch.device, rows: int) -> bool:
+    """Whether hulls of so many rows are solved where they are: in host memory, and small ones on a GPU, with Triton."""
+    return device.type == "cpu" or (rows <= _THERE and _has_kernel(device, 1 << (rows - 1).bit_length()))
+
+
+@cache
+def _has_kernel(device: torch.device, rows: int) -> bool:
+    """Compiled now, so that nobody depends on what cannot be."""
+    try:
+        from equipoise.hull_kernels import shortest
+
+        shortest(*(torch.ones((1,) + (rows,) * n, dtype=torch.float64, device=device) for n in (2, 1)))
+    except Exception:  # no Triton, no compiler, no room: whatever it raises
+        return False
+    return True
 
 
 def _pivoted(c: Tensor, b: Tensor, real: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from equipoise import contract, registry
 from equipoise.aggregators import CoordinateMedian
 from equipoise.attacks import LabelNoise, LieLoss, SendNaN, SignFlip
 from equipoise.core import Method, chain
+from equipoise.engine import graphs
 from equipoise.engine.phases import PHASES, device_share, watch
 from equipoise.engine.run import Simulation
 from equipoise.engine.settings import Admission, Participation, Run, Train
@@ -84,6 +85,29 @@ def test_what_clients_say_is_judged_as_on_the_cpu_by_a_graph_of_it_too(attack: A
     assert ends[0][0] == ends[1][0]
     assert relative(ends[1][1], ends[0][1]) < 1e-9
     assert any(sim.server._judge._made.values())
+
+
+EARLY = [name for name, made in METHODS.items() if vars(type(made.make().server)).get("early")]
+
+
+@pytest.mark.parametrize("attack", [None, SendNaN(clients=(1,)), SignFlip(fraction=0.25)], ids=str)
+@pytest.mark.parametrize("name", EARLY)
+def test_what_the_server_does_is_the_same_as_a_graph(
+    name: str, attack: Attack | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All take part, so that rounds are alike; the server's work is captured when it comes for the second time."""
+    monkeypatch.setattr(graphs, "_OFTEN", 1)
+    ends = []
+    for device in ("cpu", "cuda"):
+        run, train = Run(dtype="float64", device=device), Train(epochs=1, batch=4, lr=0.05)
+        sim = simulation(METHODS[name].make(), attack=attack, train=train, run=run)
+        ends.append(([replace(sim.step(), info={}, conflicts={}) for _ in range(8)], sim))  # some are rounding's
+    assert ends[0][0] == ends[1][0]
+    compare(ends[0][1], ends[1][1])
+    server = ends[1][1].server
+    assert any(server._look._made.values())
+    works = server._again._works.values()
+    assert all(any(work._made.values()) for work in works) and (works or name not in ("fedlf", "rffl", "cgsv"))
 
 
 def devices(executor: str, replay: str) -> list[tuple[str, str, str]]:

@@ -174,8 +174,8 @@ def test_an_attempt_that_is_thrown_away_is_gone_before_the_next(monkeypatch: pyt
     def attempt(self: Server, *given: Any) -> Any:
         alive.extend(r for r in made if r() is not None)
         got = own(self, *given)
-        assert got.outcome is not None
-        made.append(weakref.ref(got.outcome.downloads))
+        assert got.later is not None
+        made.append(weakref.ref(got.later.likely.downloads))
         return got
 
     monkeypatch.setattr(Server, "_attempt", attempt)

@@ -12,7 +12,7 @@ LAYERS = [
     {"errors", "streams", "layout", "losses", "files", "weighting", "questions"},
     {"at"},
     {"core", "threat"},
-    {"objectives", "solvers", "history"},
+    {"objectives", "solvers", "hull_kernels", "history"},
     {"methods", "aggregators", "attacks", "data", "models", "modules", "metrics", "conflicts"},
     {"engine"},
     {"contract", "registry", "results"},
@@ -25,7 +25,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BARE = [
-    *("objectives", "solvers", "history", "errors", "streams", "layout", "at", "core", "threat"),
+    *("objectives", "solvers", "hull_kernels", "history", "errors", "streams", "layout", "at", "core", "threat"),
     *("losses", "models", "modules", "metrics", "conflicts", "files", "weighting", "questions"),
 ]
 BLOCKED = ["pydantic", "typer", "click", "rich", "pooch", "pyarrow", "plotly", "scipy", "pandas", "sklearn", "flwr"]

@@ -101,17 +101,16 @@ def rounds(rule: ServerRule) -> Iterator[tuple[Cohort, Outcome]]:
     ],
     ids=str,
 )
-def test_a_round_asks_a_gpu_once_and_for_ids_and_sizes_only_where_it_must(rule: ServerRule, noted: bool) -> None:
+def test_a_round_asks_a_gpu_once_and_for_ids_only_where_it_must(rule: ServerRule, noted: bool) -> None:
     with PretendedGPU():
         state = rule.init(torch.zeros(9000).as_subclass(Far))
-    for t, (c, expected) in enumerate(rounds(rule)):
+    for c, expected in rounds(rule):
         theirs = far(c, noted)
         with PretendedGPU() as gpu:
             outcome = rule(theirs, state)
         state = outcome.state
-        by_size = isinstance(rule, RFFL | CGSV) and t == 0  # while nobody has a reputation
         who = not noted and not isinstance(rule, FedMGDA)
-        assert len(gpu.questions) == 1 + by_size + who, gpu.questions
+        assert len(gpu.questions) == 1 + who, gpu.questions
         assert isinstance(outcome.direction, Far)
         kept = [t for name, t in state.items() if name != "rows"]
         assert not any(isinstance(x, Far) for x in (*kept, *outcome.info.values()))

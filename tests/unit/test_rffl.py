@@ -1,6 +1,5 @@
 """What RFFL and CGSV promise beyond their equations: shares, odd reputations, removals, and the ledger."""
 
-import importlib
 import itertools
 import json
 import math
@@ -15,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import equipoise
+from equipoise import questions
 from equipoise.attacks.sign_flip import SignFlip
 from equipoise.core import Cohort, Layout, Method, Outcome, ServerRule, State
 from equipoise.engine.settings import Participation
 from equipoise.errors import EquipoiseError
 from equipoise.methods.cgsv import CGSV, cgsv
-from equipoise.methods.rffl import RFFL, largest, places, rffl
-from equipoise.questions import answer
+from equipoise.methods.rffl import RFFL, largest, places, rffl, seats
 from tests.small import federation, relative, simulation
 
 D = 12
@@ -71,7 +70,7 @@ def got(outcome: Outcome) -> Tensor:
 
 def given_by(u: Tensor, quotas: list[float], layout: Layout) -> Tensor:
     """[K, d]: what participants with these quotas get of u; without a layout, of the whole model."""
-    return largest(u, places(u.double(), layout), np.array(quotas))
+    return largest(u, places(u.double(), *seats(layout, u)), torch.tensor(quotas, dtype=torch.float64))
 
 
 def chosen(values: Sequence[float], quota: float, layout: Layout) -> Tensor:
@@ -135,8 +134,8 @@ def test_shares_of_long_vectors_with_many_equals_are_the_same_to_the_bit(
     g, layout = np.random.default_rng(7), Layout.of({str(i): torch.empty(n) for i, n in enumerate(lengths)})
     kinds = np.array([0.0, 5e-324, 1e-310, 1e-30, 0.3, 1.0, 1 + 2.0**-52, 1 + 2.0**-51, 1e30, 1e300])
     u = torch.from_numpy(g.choice(kinds, layout.size) * g.choice([-1.0, 1.0], layout.size))
-    place, quotas = places(u, layout), [0.0, 1e-6, 0.1, 1 / 3, 0.5, 0.999, 1.0]
-    for gift, quota in zip(largest(u.to(dtype), place, np.array(quotas)), quotas, strict=True):
+    place, quotas = places(u, *seats(layout, u)), [0.0, 1e-6, 0.1, 1 / 3, 0.5, 0.999, 1.0]
+    for gift, quota in zip(largest(u.to(dtype), place, torch.tensor(quotas, dtype=torch.float64)), quotas, strict=True):
         expected = torch.where(chosen(u.tolist(), quota, layout), u.to(dtype), 0.0)
         assert torch.equal(gift.view(torch.uint8), expected.view(torch.uint8))
 
@@ -147,14 +146,14 @@ def test_a_share_that_is_a_whole_number_up_to_rounding_is_not_rounded_up() -> No
 
 
 @pytest.mark.parametrize("rule", [RFFL(), CGSV()], ids=["rffl", "cgsv"])
-def test_everything_is_sorted_before_a_gpu_is_asked(rule: ServerRule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_is_done_before_anybody_is_asked(rule: ServerRule, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a GPU still trains, orders for it cost no time; those that need its answer do."""
-    shared, asked, said = importlib.import_module("equipoise.methods.rffl"), answer, []
-    monkeypatch.setattr(shared, "places", lambda *a: said.append("places") or places(*a))
-    monkeypatch.setattr(shared, "answer", lambda *a: said.append("answer") or asked(*a))
     state: State = {"ids": torch.arange(4), "reputation": torch.full((4,), 0.25, dtype=torch.float64)}
-    rule(cohort(alike(4)), state)
-    assert said == ["places", "answer"]
+    c, whole = cohort(alike(4)), rule(cohort(alike(4)), state)
+    monkeypatch.setattr(questions, "answer", lambda *a: pytest.fail("a question"))
+    found = rule.ahead(c, state)
+    assert torch.equal(found.likely.direction, whole.direction)
+    assert found.likely.downloads is not None and torch.equal(found.likely.downloads, got(whole))
 
 
 # -------------------------------------------------------------------------------------- what participants end with

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 _OFTEN = 8  # times that work is done operation by operation before a graph of it is made, which takes a while
 _KINDS = 8  # graphs that one piece of work may have
-_SMALL = 1 << 16  # numbers that are copied to where a graph finds them
+_SMALL = 1 << 13  # numbers that are copied together with others
+_MUCH = 1 << 28  # bytes that are copied to where graphs of one piece of work find them: copies take time, and stay
 
 
 def captured(work: Callable[[], None], before: Callable[[], object] = lambda: None) -> torch.cuda.CUDAGraph:
@@ -34,34 +35,54 @@ def captured(work: Callable[[], None], before: Callable[[], object] = lambda: No
 
 
 class Repeated:
-    """Work on small tensors that is the same round after round: `work(kind, *given)` -> tensors.
+    """Work that is the same round after round and asks nothing: `work(kind, *given)` -> tensors.
 
-    On a GPU it becomes a graph, one for every `kind` and shape that keeps coming; elsewhere it is simply done.
+    On a GPU it becomes a graph, one for every `kind` and shape that keeps coming, as long as what it is given takes no
+    more than `most` bytes for all of them; elsewhere it is simply done.
     """
 
-    def __init__(self, work: Callable[..., tuple[Tensor, ...]]) -> None:
-        self._work, self._came = work, Counter[Hashable]()
+    def __init__(self, work: Callable[..., tuple[Tensor, ...]], most: int = _MUCH) -> None:
+        self._work, self._left, self._came = work, most, Counter[Hashable]()
         self._made: dict[Hashable, Ready | None] = {}
 
     def __call__(self, kind: Hashable, *given: Tensor) -> tuple[Tensor, ...]:
-        if not all(t.is_cuda for t in given) or sum(t.numel() for t in given) > _SMALL:
+        if not all(t.is_cuda for t in given):
             return self._work(kind, *given)
         key = kind, *((t.shape, t.dtype) for t in given)
-        self._came[key] += 1
-        if key not in self._made and self._came[key] > _OFTEN and len(self._made) < _KINDS:
-            try:
-                self._made[key] = Ready(lambda *there: self._work(kind, *there), given)
-            except RuntimeError:  # an operation that a graph cannot hold
-                self._made[key] = None
         ready = self._made.get(key)
+        if ready is None and key not in self._made:
+            self._came[key] += 1
+            if self._came[key] > _OFTEN:
+                ready = self._made[key] = self._ready(kind, given)
         return self._work(kind, *given) if ready is None else ready(given)
+
+    def _ready(self, kind: Hashable, given: tuple[Tensor, ...]) -> Ready | None:
+        size = sum(t.numel() * t.itemsize for t in given)
+        if size > self._left or len(self._made) >= _KINDS:
+            return None
+        try:
+            ready = Ready(lambda *there: self._work(kind, *there), given)
+        except RuntimeError:  # an operation that a graph cannot hold
+            return None
+        self._left -= size
+        return ready
+
+
+class Again:
+    """`again(work, kind, *given)`, see `questions.once`: each piece of work is a repeated one."""
+
+    def __init__(self) -> None:
+        self._works: dict[Callable[..., tuple[Tensor, ...]], Repeated] = {}
+
+    def __call__(self, work: Callable[..., tuple[Tensor, ...]], kind: Hashable, *given: Tensor) -> tuple[Tensor, ...]:
+        return self._works.setdefault(work, Repeated(work))(kind, *given)
 
 
 class Ready:
     """A graph of some work, with places for what it is given and what it finds."""
 
     def __init__(self, work: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...]) -> None:
-        self._given = [t.clone() for t in given]
+        self._given = [t.clone(memory_format=torch.contiguous_format) for t in given]
         self._found: tuple[Tensor, ...] = ()
 
         def one() -> None:
@@ -70,7 +91,20 @@ class Ready:
         self._graph = captured(one)
 
     def __call__(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        for place, t in zip(self._given, given, strict=True):
-            place.copy_(t)
+        _copy(self._given, given)
         self._graph.replay()
-        return tuple(t.clone() for t in self._found)
+        out = tuple(map(torch.empty_like, self._found))
+        _copy(out, self._found)
+        return out
+
+
+def _copy(to: Sequence[Tensor], these: Sequence[Tensor]) -> None:
+    """Small ones in one launch for each type of number; a large one fills a GPU by itself."""
+    small: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for place, t in zip(to, these, strict=True):
+        if t.numel() > _SMALL:
+            place.copy_(t)
+        elif t.numel():
+            small.setdefault(t.dtype, []).append((place, t))
+    for pairs in small.values():
+        torch._foreach_copy_([place for place, _ in pairs], [t for _, t in pairs])

@@ -6,27 +6,26 @@ state with a NaN in it is not taken over: the round is skipped, with the reason 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.conflicts import conflict_names, opposed
 from equipoise.core import Cohort, Method, Outcome, State
-from equipoise.engine.admission import Presumed, admit, all_finite, glances, judged, presume
+from equipoise.engine.admission import Flags, Presumed, admit, all_finite, glances, judged, presume, total
 from equipoise.engine.exchange import Exchange, Plan, Replies
-from equipoise.engine.graphs import Repeated
+from equipoise.engine.graphs import Again, Repeated
 from equipoise.engine.guard import probed
 from equipoise.engine.participation import Participants
 from equipoise.engine.phases import phase
 from equipoise.engine.settings import Admission, Train
 from equipoise.errors import EquipoiseError
 from equipoise.layout import Layout
-from equipoise.questions import answer, moved, near
+from equipoise.questions import Later, answer, moved, near
 from equipoise.streams import Stream
 
 
@@ -46,6 +45,8 @@ class RoundRecord:
     info: dict[str, Any] = field(default_factory=dict)
 
 
+_FEW = 1 << 16  # numbers of a state that are copied to be looked at together; of more, the sum
+_LITTLE = 1 << 25  # bytes that are; where there are more, a GPU has enough to do to be told one by one
 _EXCHANGES = frozenset({"probe", "root"})  # what a rule may ask for, at a price: not for rows that may be thrown away
 
 
@@ -57,12 +58,17 @@ class Attempt:
     cohort: Cohort
     reason: str
     """Why there is no outcome, if there is none."""
-    outcome: Outcome | None = None
+    later: Later[Outcome] | None = None
     w: Tensor = field(default_factory=lambda: torch.empty(0))
     """The model that it would lead to."""
     looks: Sequence[Tensor] = ()
     """How many clients oppose it, by layer; then flags: whether the new model, the new state and the downloads are
     finite, false also of sums that overflow."""
+
+    @property
+    def asked(self) -> Sequence[Tensor]:
+        """Everything that has to be known of it."""
+        return [*self.looks, *(self.later.asked if self.later else ())]
 
 
 class Server:
@@ -83,7 +89,9 @@ class Server:
         self.round, self.w, self.state = 0, w.clone(), self.rule.init(w)
         self.excluded = torch.zeros(participants.n + participants.added, dtype=torch.bool)
         self._next = -1, torch.empty(0, dtype=torch.int64)
-        self._judge = Repeated(partial(judged, admission))
+        self._judge, self._again = Repeated(partial(judged, admission)), Again()
+        self._look = Repeated(partial(_looked, layout.layers()), _LITTLE)
+        self._willing = vars(type(self.rule)).get("early", False)
         self.rule.check(participants.most)
         admission.check(participants.most)
 
@@ -110,9 +118,9 @@ class Server:
         # On a GPU all of this may still be at work: what needs no answer from it comes before one is waited for.
         with phase("admission"):
             presumed = presume(replies, self.admission, self._judge)
-        self._look_ahead(exchange)
         early = self._early(plan, presumed, exchange)
-        asked = [presumed.flags, *(early.looks if early else ())] if presumed else []
+        self._look_ahead(exchange)
+        asked = [presumed.flags, *(early.asked if early else ())] if presumed else []
         with phase("admission"):
             told = answer(*asked)
             admitted = admit(replies, self.admission, presumed, told[0] if told else None)
@@ -126,14 +134,15 @@ class Server:
 
         if len(ids) < self.admission.quorum:
             return record(skipped=f"{len(ids)} admitted, quorum {self.admission.quorum}", info=info)
-        done, looks, early = early, told[1:], None
+        done, told, early = early, told[1:], None
         if done is None or done.replies is not kept:
             done = None  # its memory may be needed
             done = self._attempt(plan, kept, admitted.norms, exchange)
-            looks = answer(*done.looks)
-        against, *finite = looks or [np.zeros(0)]
-        outcome, reason = self._taken_over(done, all(map(bool, finite)))
-        if outcome is None:
+            told = answer(*done.asked)
+        if done.later is None:
+            return record(skipped=done.reason, info=info)
+        done, outcome, (against, *finite) = self._settled(done, done.later, told, admitted.norms)
+        if reason := self._taken_over(done, outcome, all(map(bool, finite))):
             return record(skipped=reason, info=info)
         if outcome.exclude:
             self.excluded[list(outcome.exclude)] = True
@@ -172,11 +181,12 @@ class Server:
             rng=self.stream.child("server", plan.round),
             probe=probe if "probe" in plan.needs else None,
             root=exchange.root(plan) if "root" in plan.needs else None,
+            again=self._again,
         )
 
     def _early(self, plan: Plan, presumed: Presumed | None, exchange: Exchange) -> Attempt | None:
         """The rule's work on rows that are presumed sound; what comes of it is looked at if they prove to be."""
-        willing = vars(type(self.rule)).get("early", False) and not plan.needs & _EXCHANGES
+        willing = self._willing and not plan.needs & _EXCHANGES
         if presumed is None or not willing or len(presumed.replies.ids) < self.admission.quorum:
             return None
         if not presumed.flags.is_cuda and not bool(presumed.flags[0, 0]):  # where it costs nothing to ask first
@@ -190,21 +200,37 @@ class Server:
         with phase("server rule"):
             cohort = self.cohort(plan, replies, exchange)
             try:
-                outcome = self.rule(cohort, self.state)
+                rule = self.rule
+                later = rule.ahead(cohort, self.state) if self._willing else Later(rule(cohort, self.state))
             except EquipoiseError as error:  # say, Krum when too many clients dropped out
                 return Attempt(replies, cohort, f"the server rule refused: {error.message}")
-            w = self.w - outcome.direction
-            downloads = [] if outcome.downloads is None else [outcome.downloads]
-            finite = glances([w, *outcome.state.values(), *downloads])
-        with phase("evaluate"):
-            against = opposed(replies.updates, outcome.direction, self.layout.layers(), norms)
-        return Attempt(replies, cohort, "", outcome, w, (against, *finite))
+        return self._looked_at(Attempt(replies, cohort, "", later), later.likely, norms)
 
-    def _taken_over(self, done: Attempt, finite: bool) -> tuple[Outcome | None, str]:
-        """The rule's outcome, now that of the model and the state; or None, and the reason why it cannot be."""
-        outcome = done.outcome
-        if outcome is None:
-            return None, done.reason
+    def _looked_at(self, done: Attempt, outcome: Outcome, norms: Tensor) -> Attempt:
+        """With the model that an outcome leads to, and what has to be known of both."""
+        with phase("evaluate"):
+            floats = [
+                t for t in (*outcome.state.values(), outcome.downloads) if t is not None and t.is_floating_point()
+            ]
+            there = [t for t in floats if t.device == self.w.device]
+            few = [t if t.numel() <= _FEW else total(t) for t in there]
+            w, *looks = self._look(None, self.w, outcome.direction, done.replies.updates, norms, *few)
+            return replace(done, w=w, looks=(*looks, *glances(t for t in floats if t.device != self.w.device)))
+
+    def _settled(
+        self, done: Attempt, later: Later[Outcome], told: list[Flags], norms: Tensor
+    ) -> tuple[Attempt, Outcome, list[Flags]]:
+        """The outcome, now that all is known, and the looks at it; new ones if it is not what it seemed to be."""
+        n, seemed = len(done.looks), later.likely
+        outcome, looks = later.settled(*told[n:]), told[:n]
+        if outcome.direction is not seemed.direction or outcome.downloads is not seemed.downloads:
+            done = self._looked_at(done, outcome, norms)
+            return done, outcome, answer(*done.looks)
+        new = [t for name, t in outcome.state.items() if t is not seemed.state.get(name)]
+        return done, outcome, [*looks, *answer(*glances(new))]
+
+    def _taken_over(self, done: Attempt, outcome: Outcome, finite: bool) -> str:
+        """Make the rule's outcome that of the model and the state; or say why it cannot be."""
         if not finite:
             said = {
                 "the model would not be finite": [done.w],
@@ -213,9 +239,9 @@ class Server:
             }
             for reason, part in said.items():
                 if not all_finite(part):
-                    return None, reason
+                    return reason
         self.w, self.state = done.w, outcome.state
-        return outcome, ""
+        return ""
 
     # ------------------------------------------------------------------------------------------- to and from a file
 
@@ -228,3 +254,12 @@ class Server:
         self._next = -1, self._next[1]
         self.w, self.excluded, self.round = dumped["w"].to(device), dumped["excluded"].clone(), int(dumped["round"])
         self.state = {n.removeprefix("state/"): t.to(device) for n, t in dumped.items() if n.startswith("state/")}
+
+
+def _looked(
+    layers: Mapping[str, Sequence[slice]], kind: None, w: Tensor, direction: Tensor, *more: Tensor
+) -> tuple[Tensor, ...]:
+    """The new model; how many clients oppose the step; whether the model and the rest are finite."""
+    updates, norms, *rest = more
+    new = w - direction
+    return new, opposed(updates, direction, layers, norms), *glances([new, *rest])

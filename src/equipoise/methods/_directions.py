@@ -6,7 +6,6 @@ every turn.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,9 +23,9 @@ def told(updates: Tensor, past: Tensor | None, known: Tensor | None, *more: Tens
     """[n, n]: the products of the rows [updates; past], of which those among the past ones may be `known`; and `more`
     numbers in the same answer; all in float64."""
     table = Table(updates, past)
-    among = np.zeros((len(table.past),) * 2) if known is None else known.cpu().numpy()
-    new, *others = answer(table.products([_every(updates)]), *more)
-    return [torch.from_numpy(x) for x in (whole(new, among)[0], *others)]
+    among = torch.zeros((len(table.past),) * 2, dtype=torch.float64) if known is None else known.cpu()
+    new, *others = (torch.from_numpy(x) for x in answer(table.products([_every(updates)]), *more))
+    return [whole(new, among)[0], *others]
 
 
 def mixture(weights: Tensor, updates: Tensor, past: Tensor | None = None) -> Tensor:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.layout import pieces
 from equipoise.questions import sent
-from equipoise.solvers import Floats
 
 ZERO = 1e-6  # what is this short, relative to what it is made of, is zero; down to here float64 keeps signs right
 _CHUNK = 1 << 17  # how many numbers are turned into float64 at a time: as such they fit in a core's own cache
@@ -69,11 +67,11 @@ class Table:
         return x
 
 
-def whole(new: Floats, known: Floats) -> Floats:
+def whole(new: Tensor, known: Tensor) -> Tensor:
     """[L, n, n]: all products, from those of the first k rows [L, k, n] and those of the others with each other."""
     layers, k, n = new.shape
-    out = np.empty((layers, n, n))
-    out[:, :k], out[:, k:, :k] = new, new[..., k:].swapaxes(1, 2)
+    out = new.new_empty((layers, n, n))
+    out[:, :k], out[:, k:, :k] = new, new[..., k:].mT
     out[:, k:, k:] = known.reshape(layers, n - k, n - k)
     return out
 

@@ -23,24 +23,25 @@ of a newcomer has no weight until it has been judged.
 
 from dataclasses import dataclass
 
-import numpy as np
+import torch
 from torch import Tensor
 
-from equipoise.core import Cohort, Method, Outcome, ServerRule, State
+from equipoise.core import Cohort, Method, Outcome, ServerRule, State, normalised
 from equipoise.errors import positive, require
 from equipoise.methods.rffl import (
     Largest,
     OwnModel,
+    Standing,
     aggregated,
     enrolled,
     largest,
     ledger,
     no_reputations,
-    parts_of_one,
+    standing,
     told,
-    weights,
 )
-from equipoise.questions import near
+from equipoise.questions import Later, near
+from equipoise.solvers import Floats
 
 LEAST = 1e-3
 """No reputation is smaller, before they are divided by their sum."""
@@ -79,23 +80,29 @@ class CGSV(ServerRule):
     def init(self, w: Tensor) -> State:
         return no_reputations()
 
-    @np.errstate(all="ignore")  # it may be called on what nobody has looked at
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
+        return self.ahead(cohort, state).now()
+
+    def ahead(self, cohort: Cohort, state: State) -> Later[Outcome]:
         ids, old, here = enrolled(state, near(cohort.ids).numpy())
-        weight = weights(old[here], cohort.sizes)
-        found = aggregated(cohort, weight, lambda lengths: self.gamma / lengths, self.largest)
-        new = old.copy()
-        new[here] = self.alpha * old[here] + (1 - self.alpha) * found.cos
-        reputation = parts_of_one(np.maximum(new, LEAST))
-        wish = np.tanh(self.beta * reputation)
+        u, downloads, *asked = cohort.again(self._paid, None, *standing(cohort, old, here, self.largest))
+
+        def settle(reputation: Floats, quota: Floats, weight: Floats, zero: Floats) -> Outcome:
+            reason = {"reason": "the aggregate is zero: nobody agrees with it"} if zero else {}
+            info = {**told(reputation[here], quota, weight), **reason}
+            return Outcome(u, ledger(ids, reputation), downloads, info=info)
+
+        return Later(Outcome(u, state, downloads), tuple(asked), settle)
+
+    def _paid(self, _: None, *given: Tensor) -> tuple[Tensor, ...]:
+        """The common update, what each is sent, and what `settle` asks for."""
+        begun = Standing(*given)
+        found, here = aggregated(begun, lambda lengths: self.gamma / lengths), begun.here
+        new = begun.old.index_copy(0, here, self.alpha * begun.old[here] + (1 - self.alpha) * found.cos)
+        reputation = normalised(new.clamp(min=LEAST))
+        wish = torch.tanh(self.beta * reputation)
         quota = (wish / wish.max())[here]
-        reason = {"reason": "the aggregate is zero: nobody agrees with it"} if found.zero else {}
-        return Outcome(
-            direction=found.u,
-            state=ledger(ids, reputation),
-            downloads=largest(-found.u, found.place, quota),
-            info={**told(reputation[here], quota, weight), **reason},
-        )
+        return found.u, largest(-found.u, found.place, quota), reputation, quota, found.weight, found.zero
 
 
 def cgsv(alpha: float = 0.95, gamma: float = 0.5, beta: float = 2.0, *, largest: Largest = "tensor") -> Method:

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -55,12 +55,14 @@ from equipoise.core import (
 from equipoise.layout import joined
 from equipoise.methods._rows import ZERO, Table, whole
 from equipoise.methods.fedsgd import FedSGD
-from equipoise.questions import answer, near
-from equipoise.solvers import Bools, Floats, Ints, min_norm
+from equipoise.questions import Later, answer, near, sent
+from equipoise.solvers import Floats, min_norm_unasked, solves_there
 
 Layer = Literal["module", "tensor", "model", "fragments"]
 Fair = Literal["cos", "fedmdfg", "none"]
 Absent = Literal["recent", "last", "all", "none"]
+Kind = tuple[tuple[tuple[int, int], ...], ...]
+"""Where the layers lie: from and to, of each of their parts."""
 Ablation = Literal["M1", "M2", "M3", "M4", "M5", "M6", "M7", "M8"]
 
 _ABLATIONS: Mapping[Ablation, Mapping[str, Any]] = {
@@ -112,40 +114,67 @@ class FedLF(ServerRule):
         gram = torch.empty((0, 0, 0), dtype=torch.float64)
         return {**memory, "rows": w.new_empty((0, *w.shape)), "gram": gram, "seen": memory["ids"]}
 
-    @np.errstate(all="ignore")  # what is not a number loses every comparison, as in torch
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
-        layers, k = self._layers(cohort), len(cohort)
-        table, slices = Table(cohort.updates, state["rows"]), list(layers.values())
-        asked = table.products(slices), _norm(cohort.updates.mean(0)), self._losses(cohort)
-        # Who is who and where to go is decided in host memory, where all but the rows stays. A GPU is asked once, and
-        # what needs no answer comes before that.
-        known, ids = {n: t if n == "rows" else t.cpu() for n, t in state.items()}, near(cohort.ids)
-        seen = _joint(known["seen"], ids)
-        absent = history.absent(known, ids, self._since(cohort, len(seen))).numpy().nonzero()[0]
-        stay, memory = self._remembered(cohort, ids, known)
-        new, size, losses = answer(*asked)
-        gram, h = whole(new, known["gram"].numpy()), self._h(losses)
-        after = {**memory, "gram": torch.from_numpy(_among(gram, stay)), "seen": seen}
-        at = np.concatenate([np.arange(k), k + absent])
-        scale = np.concatenate([np.ones(k), cohort.lr / known["lr"].numpy()[absent]])
-        among = _among(gram, at) * scale[:, None] * scale
-        groups, shortest = _joined(among, k, h, self.normalise_rows)
-        names = ["+".join(list(layers)[i] for i in group) for group in groups]
-        info = {
-            "absent": len(absent),
-            "fair_row": h is not None,
-            "merged": [name for name, group in zip(names, groups, strict=True) if len(group) > 1],
-            "group_conflicts": dict(zip(names, shortest.against.tolist(), strict=True)),
-        }
-        if size == 0 or shortest.zero.any():
+        """Where to go is decided in host memory, where all but the rows stays. A GPU is asked once, and what needs no
+        answer comes before that."""
+        facts = self._facts(cohort, state)
+        table = Table(cohort.updates, state["rows"])
+        asked = table.products(facts.slices), _norm(cohort.updates.mean(0)), *self._losses(cohort)
+        new, size, *losses = (torch.from_numpy(x) for x in answer(*asked))
+        gram, fair = whole(new, state["gram"].cpu()), [self._h(f) for f in losses]
+        hulls = _Hulls(gram * facts.scale[:, None] * facts.scale, len(cohort), self.normalise_rows, *fair)
+        groups, found = _joined(hulls)
+        after = {**facts.memory, "gram": _among(gram, facts.stay)}
+        told = facts.told(groups, found.against.tolist(), bool(fair and fair[0][1]))
+        if size == 0 or found.zero.any():
             zero, reason = torch.zeros_like(cohort.start), "Pareto stationary: some mixture of the updates is zero"
-            return Outcome(zero, after, stop=reason if self.stop else None, info={**info, "reason": reason})
-        weights = np.zeros(gram.shape[:2])
-        weights[:, at] = shortest.weights[[g for g, group in enumerate(groups) for _ in group]] * scale
-        d = table.mixture(slices, torch.from_numpy(weights))
-        length = _norm(d)
-        d *= torch.where(length > 0, float(size) / length, 1.0)  # what rounds to zero is zero
-        return Outcome(d, after, info=info)
+            return Outcome(zero, after, stop=reason if self.stop else None, info={**told, "reason": reason})
+        weights = found.weights[[g for g, group in enumerate(groups) for _ in group]] * facts.scale
+        return Outcome(_scaled(table.mixture(facts.slices, weights), size), after, info=told)
+
+    def ahead(self, cohort: Cohort, state: State) -> Later[Outcome]:
+        """The same on a GPU, which is not asked at all, as far as no layers need be merged and hulls are small."""
+        rows, where = 1 + len(cohort) + len(state["ids"]), cohort.updates.device
+        if where.type == "cpu" or not solves_there(where, rows):
+            return Later(self(cohort, state))
+        facts = self._facts(cohort, state)
+        given = cohort.updates, state["rows"], sent(state["gram"], cohort.updates), *self._losses(cohort)
+        small = (sent(t, cohort.updates) for t in (facts.scale, facts.stay))
+        kind = tuple(tuple((p.start, p.stop) for p in parts) for parts in facts.slices)
+        d, gram, *asked = cohort.again(self._decided, kind, *small, *given)
+        outcome = Outcome(d, {**facts.memory, "gram": gram})
+
+        def settle(size: Floats, zero: Floats, exact: Floats, against: Floats, fair: Floats) -> Outcome:
+            if size == 0 or zero.any() or not exact.all():
+                return self(cohort, state)
+            groups = [[layer] for layer in range(len(zero))]
+            return replace(outcome, info=facts.told(groups, against.astype(int).tolist(), bool(fair)))
+
+        return Later(outcome, tuple(asked), settle)
+
+    def _decided(self, kind: Kind, scale: Tensor, stay: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        """The direction, the products to remember, and what `settle` asks for."""
+        updates, past, known, *losses = given
+        table, slices = Table(updates, past), [[slice(*p) for p in parts] for parts in kind]
+        gram, size = whole(table.products(slices), known), _norm(updates.mean(0))
+        fair = [self._h(f) for f in losses]
+        found = _shortest(_Hulls(gram * scale[:, None] * scale, len(updates), self.normalise_rows, *fair))
+        d = _scaled(table.mixture(slices, found.weights * scale), size)
+        used = fair[0][1] if fair else torch.zeros_like(found.zero[0])
+        return d, _among(gram, stay), size, found.zero, found.exact, found.against, used
+
+    def _facts(self, cohort: Cohort, state: State) -> _Facts:
+        """What is known of a round in host memory."""
+        known, ids, k = (
+            {n: t if n in ("rows", "gram") else t.cpu() for n, t in state.items()},
+            near(cohort.ids),
+            len(cohort),
+        )
+        seen = _joint(known["seen"], ids)
+        absent = history.absent(known, ids, self._since(cohort, len(seen)))
+        stay, memory = self._remembered(cohort, ids, known)
+        scale = torch.cat([torch.ones(k, dtype=torch.float64), torch.where(absent, cohort.lr / known["lr"], 0.0)])
+        return _Facts(self._layers(cohort), scale, stay, {**memory, "seen": seen}, int(absent.sum()))
 
     def _layers(self, cohort: Cohort) -> dict[str, list[slice]]:
         d = len(cohort.start)
@@ -156,88 +185,134 @@ class FedLF(ServerRule):
         n = min(d, self.fragments or len(cohort.layout.layers()))
         return {f"fragment{i + 1}": [slice(i * d // n, (i + 1) * d // n)] for i in range(n)}
 
-    def _losses(self, cohort: Cohort) -> Tensor:
+    def _losses(self, cohort: Cohort) -> list[Tensor]:
+        """Those of the clients, if they count."""
         if self.fair == "none":
-            return cohort.updates.new_empty(0)
+            return []
         if cohort.losses is None:
             raise EquipoiseError("fedlf: the cohort has no losses", 'fair = "none" does without')
-        return cohort.losses
+        return [cohort.losses]
 
-    def _h(self, f: Floats) -> Floats | None:
-        """[K]: how the fairness objective's gradient is made of the clients'; None where it has none."""
-        length = float(np.linalg.norm(f))
-        if length == 0:
-            return None
-        p = np.full_like(f, len(f) ** -0.5)
-        cos = float(f @ p) / length
-        off: Floats = cos * f / length - p
-        sin = float(np.linalg.norm(off))
-        if sin <= ZERO or (self.fair == "fedmdfg" and math.atan2(sin, cos) <= self.theta):
-            return None
-        return off / (length if self.fair == "cos" else sin)
+    def _h(self, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """[K]: how the fairness objective's gradient is made of the clients'; and whether it has one."""
+        f, p = losses.double(), len(losses) ** -0.5
+        length = _norm(f)
+        cos = f.sum() * p / length
+        off = cos * f / length - p
+        sin = _norm(off)
+        there = (length > 0) & (sin > ZERO)
+        if self.fair == "fedmdfg":
+            there &= torch.atan2(sin, cos) > self.theta
+        return torch.where(there, off / (length if self.fair == "cos" else sin), 0.0), there
 
     def _since(self, cohort: Cohort, seen: int) -> float:
         """The round from which on an absent client counts."""
         return {"recent": cohort.round - seen / len(cohort), "last": cohort.round - 1}.get(self.absent, 0)
 
-    def _remembered(self, cohort: Cohort, ids: Tensor, known: State) -> tuple[Ints, State]:
+    def _remembered(self, cohort: Cohort, ids: Tensor, known: State) -> tuple[Tensor, State]:
         """Updates as they were sent, so that their products with each other need not be computed again; and which."""
         cap, since = (0 if self.absent == "none" else self.cap), (cohort.round if self.absent == "last" else 0)
         lr = known["lr"].new_full((len(cohort),), cohort.lr)
         at = history.kept(known, ids, cohort.round, cap, since)
-        return at.numpy(), history.moved(known, ids, cohort.round, at, rows=cohort.updates, lr=lr)
+        return at, history.moved(known, ids, cohort.round, at, rows=cohort.updates, lr=lr)
+
+
+class _Facts(NamedTuple):
+    """What is known of a round before anything is computed; rows are [updates; remembered ones]."""
+
+    layers: dict[str, list[slice]]
+    scale: Tensor
+    """[n]: what makes the lr of a remembered update this round's; 0 where it does not count."""
+    stay: Tensor
+    """Which rows are remembered from now on."""
+    memory: State
+    absent: int
+
+    @property
+    def slices(self) -> list[list[slice]]:
+        return list(self.layers.values())
+
+    def told(self, groups: list[list[int]], against: list[int], fair: bool) -> dict[str, Any]:
+        """For the log: what came of the layers, and how many clients oppose each direction."""
+        names = ["+".join(list(self.layers)[i] for i in group) for group in groups]
+        return {
+            "absent": self.absent,
+            "fair_row": fair,
+            "merged": [name for name, group in zip(names, groups, strict=True) if len(group) > 1],
+            "group_conflicts": dict(zip(names, against, strict=True)),
+        }
 
 
 # ------------------------------------------------------------------------------------------------ the shortest vectors
 
 
+class _Hulls(NamedTuple):
+    """g hulls of n rows, of which the first k are online clients and make the fair row."""
+
+    gram: Tensor
+    """[g, n, n]: the products of the rows; one that is zero is not there."""
+    k: int
+    normalise: bool
+    fair: tuple[Tensor, Tensor] | None = None
+    """[k]: how the fair row is made, and whether there is one; None: there never is."""
+
+
 class _Shortest(NamedTuple):
-    """The shortest vectors of g hulls: weights [g, n] of the rows, whether it is zero, how many clients oppose it."""
+    """The shortest vectors of g hulls: weights [g, n] of the rows, whether it is zero, how many clients oppose it; and
+    whether that is exact."""
 
-    weights: Floats
-    zero: Bools
-    against: Ints
-
-
-def _shortest(gram: Floats, k: int, h: Floats | None, normalise: bool) -> _Shortest:
-    """For g hulls of n rows, of which the first k are online clients and make the fair row: gram [g, n, n]."""
-    length = np.sqrt(np.maximum(gram.diagonal(axis1=1, axis2=2), 0.0))
-    mean, real = length[:, :k].mean(-1, keepdims=True), length > 0
-    scale = np.where(real, mean / np.where(real, length, 1.0), 0.0) if normalise else np.ones_like(length)
-    hull = gram * scale[..., None] * scale[:, None]
-    fair = np.zeros((len(gram), k))
-    if h is not None:
-        fair = h * scale[:, :k]
-        along = np.einsum("gk,gkn->gn", fair, gram[:, :k])
-        long = np.sqrt(np.maximum((along[:, :k] * fair).sum(-1, keepdims=True), 0.0))
-        real = long > ZERO * (np.abs(fair) * length[:, :k]).sum(-1, keepdims=True)
-        fit = np.where(real, mean / np.where(real, long, 1.0) if normalise else 1.0, 0.0)
-        fair, first = fair * fit, np.concatenate([(long * fit) ** 2, along * fit * scale], -1)
-        hull = whole(first[:, None], hull)
-    w = min_norm(torch.from_numpy(hull), torch.from_numpy(hull.diagonal(axis1=1, axis2=2) > 0)).numpy()
-    products = np.einsum("gmn,gn->gm", hull, w)
-    square = np.maximum((w * products).sum(-1), 0.0)
-    rows = slice(w.shape[1] - length.shape[1], None)  # all but the fair one, if there is one
-    weights = w[:, rows] * scale
-    weights[:, :k] += w[:, :1] * fair
-    return _Shortest(weights, np.sqrt(square) <= ZERO * mean[:, 0], (products[:, rows][:, :k] < 0).sum(-1))
+    weights: Tensor
+    zero: Tensor
+    against: Tensor
+    exact: Tensor
 
 
-def _joined(gram: Floats, k: int, h: Floats | None, normalise: bool) -> tuple[list[list[int]], _Shortest]:
+def _shortest(hulls: _Hulls) -> _Shortest:
+    gram, k, normalise, fair = hulls
+    length = gram.diagonal(dim1=1, dim2=2).clamp(min=0.0).sqrt()
+    mean = length[:, :k].mean(-1, keepdim=True)
+    scale = torch.where(length > 0, mean / length if normalise else 1.0, 0.0)
+    rows = gram * scale[..., None] * scale[:, None]
+    made = torch.zeros_like(scale[:, :k])
+    if fair is not None:
+        made = fair[0] * scale[:, :k]
+        along = (made[:, None] @ gram[:, :k])[:, 0]
+        long = (along[:, :k] * made).sum(-1, keepdim=True).clamp(min=0.0).sqrt()
+        long_enough = fair[1] & (long > ZERO * (made.abs() * length[:, :k]).sum(-1, keepdim=True))
+        fit = torch.where(long_enough, mean / long if normalise else 1.0, 0.0)
+        made, first = made * fit, torch.cat([(long * fit) ** 2, along * fit * scale], -1)
+        rows = whole(first[:, None], rows)
+    w, exact = min_norm_unasked(rows, rows.diagonal(dim1=1, dim2=2) > 0)
+    products = (rows @ w[..., None])[..., 0]
+    square = (w * products).sum(-1).clamp(min=0.0)
+    clients = slice(w.shape[1] - gram.shape[1], None)  # all but the fair one, if there is one
+    weights = w[:, clients] * scale
+    weights[:, :k] += w[:, :1] * made
+    against = (products[:, clients][:, :k] < 0).sum(-1)
+    return _Shortest(weights, square.sqrt() <= ZERO * mean[:, 0], against, exact)
+
+
+def _joined(hulls: _Hulls) -> tuple[list[list[int]], _Shortest]:
     """Layers, merged until none is zero or all are one; the products of merged layers are the sums of theirs."""
-    groups = [[layer] for layer in range(len(gram))]
-    found = _shortest(gram, k, h, normalise)
+    groups = [[layer] for layer in range(len(hulls.gram))]
+    found = _shortest(hulls)
     while len(groups) > 1 and found.zero.any():
-        at = min(int(found.zero.argmax()), len(groups) - 2)
+        at = min(int(found.zero.nonzero()[0]), len(groups) - 2)
         groups[at : at + 2] = [groups[at] + groups[at + 1]]
-        new = _shortest(gram[groups[at]].sum(0, keepdims=True), k, h, normalise)
-        found = _Shortest(*(np.concatenate([a[:at], b, a[at + 2 :]]) for a, b in zip(found, new, strict=True)))
+        new = _shortest(hulls._replace(gram=hulls.gram[groups[at]].sum(0, keepdim=True)))
+        found = _Shortest(*(torch.cat([a[:at], b, a[at + 2 :]]) for a, b in zip(found, new, strict=True)))
     return groups, found
 
 
-def _among(gram: Floats, at: Ints) -> Floats:
+def _among(gram: Tensor, at: Tensor) -> Tensor:
     """The products [L, m, m] of the rows `at` with each other."""
-    return gram.take(at, 1).take(at, 2)
+    return gram.index_select(1, at).index_select(2, at)
+
+
+def _scaled(d: Tensor, size: Tensor) -> Tensor:
+    """As long as that; what rounds to zero is zero."""
+    length = _norm(d)
+    return d * torch.where(length > 0, size / length, 1.0)
 
 
 def _joint(seen: Tensor, ids: Tensor) -> Tensor:

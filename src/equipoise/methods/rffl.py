@@ -28,6 +28,7 @@ malicious, set it, to no more than the norm of an honest update. No setting with
 itself.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,11 +38,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core import At, Cohort, Layout, Method, Outcome, ServerRule, State
+from equipoise.core import At, Cohort, Layout, Method, Outcome, ServerRule, State, normalised
 from equipoise.errors import positive, require
 from equipoise.methods._rows import Table
 from equipoise.methods.local import Alone
-from equipoise.questions import answer, near, sent
+from equipoise.questions import Later, near, sent
 from equipoise.solvers import Floats, Ints
 
 Largest = Literal["tensor", "model"]
@@ -49,6 +50,11 @@ Largest = Literal["tensor", "model"]
 ROUNDING = 1e-12
 """An aggregate this short, relative to what it is made of, is zero."""
 
+_CASES = (
+    "the aggregate is zero: reputations stay",
+    "nobody agrees with the aggregate: reputations stay",
+    "reputations sum to zero or less: negative ones count as zero",
+)
 _WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers, by how many bytes they take
 
 
@@ -66,7 +72,8 @@ class OwnModel(Alone):
 # ------------------------------------------------------------------------------------- what RFFL and CGSV share
 
 
-# Reputations are a few numbers: they are kept and changed in host memory, where a GPU need not be asked about them.
+# Reputations are a few numbers, kept in host memory. How they change is worked out where the updates are, with all that
+# follows from it: a GPU that had to be asked about cosines would have nothing to do meanwhile.
 
 
 def no_reputations() -> State:
@@ -87,52 +94,60 @@ def ledger(ids: Ints, reputation: Floats) -> State:
     return {"ids": torch.from_numpy(ids), "reputation": torch.from_numpy(reputation)}
 
 
-def parts_of_one(x: Floats) -> Floats:
-    """What sums to 1; all zero stays all zero."""
-    total = x.sum()
-    return x / total if total != 0 else x
+class Standing(NamedTuple):
+    """What a round begins with, where the updates are: M participants are known, K of them in this round."""
+
+    rows: Tensor
+    """[K, d] their updates."""
+    sizes: Tensor
+    """[K] how many samples they claim."""
+    old: Tensor
+    """[M] the reputations of all."""
+    here: Tensor
+    """[K] which of all they are."""
+    number: Tensor
+    """[d] of each number of a model the tensor that it lies in,"""
+    before: Tensor
+    """[d] and the share of that tensor that lies before it."""
 
 
-def weights(reputation: Floats, sizes: Tensor) -> Floats:
-    """Reputations as weights that sum to 1; sizes, as long as nobody has a reputation."""
-    return parts_of_one(reputation if reputation.any() else answer(sizes)[0])
+def standing(cohort: Cohort, old: Floats, here: Ints, by: Largest) -> Standing:
+    """Of a cohort; shares are `by` tensor or of the whole model."""
+    rows, layout = cohort.updates, cohort.layout if by == "tensor" else Layout()
+    reputation, at = (sent(torch.from_numpy(x), rows) for x in (old, here))
+    return Standing(rows, cohort.sizes, reputation, at, *seats(layout, rows[0]))
 
 
 class Aggregate(NamedTuple):
-    """u = sum_k p_k s_k u_k in the updates' type, and the places of its numbers, where the updates are.
-
-    In host memory cos(u, u_k), s and whether u = 0.
-    """
+    """u = sum_k p_k s_k u_k in the updates' type, the places of its numbers, cos(u, u_k), p, s and whether u = 0."""
 
     u: Tensor
     place: Tensor
-    cos: Floats
-    scale: Floats
-    zero: bool
+    cos: Tensor
+    weight: Tensor
+    scale: Tensor
+    zero: Tensor
 
 
-@np.errstate(all="ignore")  # a cosine that cannot be computed is 0, as that with a zero update
-def aggregated(cohort: Cohort, weight: Floats, scale: Callable[[Tensor], Tensor], by: Largest) -> Aggregate:
-    """`scale`: s by the lengths of the updates, 1 in place of 0; places are `by` tensor or in the whole model.
+def aggregated(given: Standing, scale: Callable[[Tensor], Tensor]) -> Aggregate:
+    """`scale`: s by the lengths of the updates, 1 in place of 0. A cosine that cannot be computed is 0.
 
-    A GPU is asked once, after it was given all that needs no answer: while it still trains, that costs no time.
+    Reputations are weights; sizes, as long as nobody here has one.
     """
-    rows, table, layout = cohort.updates, Table(cohort.updates), cohort.layout if by == "tensor" else Layout()
+    rows, old = given.rows, given.old[given.here]
+    weight = normalised(torch.where(old.any(), old, given.sizes.double()))
     long = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     s = scale(torch.where(long > 0, long, 1.0))
-    p = sent(torch.from_numpy(weight), rows) * s
-    u, along = torch.empty_like(cohort.start, dtype=torch.float64), torch.zeros_like(long)
-    for part, x in table.read([slice(0, len(u))]):
+    p = weight * s
+    u, along = torch.empty_like(rows[0], dtype=torch.float64), torch.zeros_like(long)
+    for part, x in Table(rows).read([slice(0, len(u))]):
         torch.mv(x.mT, p, out=u[part])
         along += x @ u[part]
-    rounded, place = u.to(rows.dtype), places(u, layout)
-    lengths, products, scales, length = answer(long, along, s, torch.linalg.vector_norm(u))
-    zero = bool(length <= ROUNDING * (weight * scales * lengths).sum() < np.inf)
-    cos = products / (lengths * length)
-    cos = np.where(np.isfinite(cos) & (not zero), cos, 0.0).clip(-1.0, 1.0)
-    if zero:
-        rounded, place = torch.zeros_like(rounded), places(torch.zeros_like(u), layout)
-    return Aggregate(rounded, place, cos, scales, zero)
+    length, least = torch.linalg.vector_norm(u), ROUNDING * (p * long).sum()
+    zero = (length <= least) & (least < torch.inf)
+    u, cos = torch.where(zero, 0.0, u), along / (long * length)
+    cos = torch.where(torch.isfinite(cos) & ~zero, cos, 0.0).clamp(-1.0, 1.0)
+    return Aggregate(u.to(rows.dtype), places(u, given.number, given.before), cos, weight, s, zero)
 
 
 def told(reputation: Floats, quota: Floats, weight: Floats) -> dict[str, Tensor]:
@@ -141,32 +156,37 @@ def told(reputation: Floats, quota: Floats, weight: Floats) -> dict[str, Tensor]
     return {name: torch.from_numpy(x) for name, x in said.items()}
 
 
-def largest(u: Tensor, place: Tensor, quota: Floats) -> Tensor:
+def largest(u: Tensor, place: Tensor, quota: Tensor) -> Tensor:
     """[K, d]: the numbers of u whose place is below quota_k, a share that is rounded up; 0 elsewhere."""
-    share = sent(torch.from_numpy(quota * (1 - 1e-12)), u)  # what is a whole number up to rounding stays one
+    share = quota * (1 - 1e-12)  # what is a whole number up to rounding stays one
     bits = _WHOLE[u.itemsize]  # to multiply is faster than to choose; but 0 x -1.0 is -0.0, and 0 x infinity is none
     return ((place < share[:, None]) * u.view(bits)).view(u.dtype)
 
 
-def places(u: Tensor, layout: Layout) -> Tensor:
+def places(u: Tensor, number: Tensor, before: Tensor) -> Tensor:
     """[d]: the share of a tensor's numbers that are larger in magnitude; of equals, the first counts as larger.
 
     One sort serves all tensors: on a GPU each costs a dozen launches. A second one, which keeps the order of equals,
     parts them by tensor, in the order in which they lie in the vector. What is sorted are the bits of float64, whose
     order as whole numbers is that of magnitudes: a CPU takes a sixth of the time for it.
     """
-    number, before = _seats(tuple(s.stop - s.start for s in layout.slots) or (len(u),), u.device)
     order = u.abs().view(torch.int64).neg_().argsort(stable=True)
-    if len(layout.slots) > 1:
+    if len(number):
         order = order.gather(0, number.gather(0, order).argsort(stable=True))
     return torch.empty_like(before).scatter_(0, order, before)
 
 
+def seats(layout: Layout, u: Tensor) -> tuple[Tensor, Tensor]:
+    """What `places` goes by, for a model like u; without a layout, its numbers are one tensor's."""
+    return _seats(tuple(s.stop - s.start for s in layout.slots) or (len(u),), u.device)
+
+
 @lru_cache(maxsize=2)  # these are as long as a model, and the same in every round
 def _seats(lengths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """[d] each, of tensors one after the other: the number of the tensor, and the share of it that lies before."""
+    """Of tensors one after the other: which one a number lies in, empty if there is but one; the share before it."""
     short = next(t for t in (torch.int8, torch.int16, torch.int32) if len(lengths) <= torch.iinfo(t).max)
-    number = torch.cat([torch.full((n,), i, dtype=short) for i, n in enumerate(lengths)])
+    parts = enumerate(lengths) if len(lengths) > 1 else ()
+    number = torch.cat([torch.empty(0, dtype=short), *(torch.full((n,), i, dtype=short) for i, n in parts)])
     before = torch.cat([torch.arange(n, dtype=torch.float64) / n for n in lengths])
     return number.to(device), before.to(device)
 
@@ -211,55 +231,64 @@ class RFFL(ServerRule):
     def init(self, w: Tensor) -> State:
         return no_reputations()
 
-    @np.errstate(all="ignore")  # it may be called on what nobody has looked at
     def __call__(self, cohort: Cohort, state: State) -> Outcome:
+        return self.ahead(cohort, state).now()
+
+    def ahead(self, cohort: Cohort, state: State) -> Later[Outcome]:
         ids, old, here = enrolled(state, near(cohort.ids).numpy())
-        weight = weights(old[here], cohort.sizes)
-        found = aggregated(cohort, weight, self._scale, self.largest)
-        share, judged, reason = self._judged(old, here, found)
-        limit = self.threshold / len(ids) if judged and cohort.round >= self.grace else -np.inf
-        gone = np.zeros(len(ids), np.bool_)
-        gone[here] = share[here] < limit
-        reputation = parts_of_one(np.maximum(share, 0.0) * ~gone)
+        limit = self.threshold / len(ids) if cohort.round >= self.grace else -np.inf
+        u, downloads, *asked = cohort.again(self._paid, limit, *standing(cohort, old, here, self.largest))
+
+        def settle(
+            share: Floats, gone: Floats, reputation: Floats, quota: Floats, weight: Floats, case: Floats
+        ) -> Outcome:
+            out, reason = gone > 0, next((r for r, holds in zip(_CASES, case, strict=True) if holds), "")
+            return Outcome(
+                direction=u,
+                state=ledger(ids[~out], reputation[~out]),
+                downloads=downloads,
+                exclude=tuple(ids[out].tolist()),
+                info={
+                    **told(reputation[here], quota, weight),
+                    **{"removed": _removals(ids[out], share[out], limit)},
+                    **({"reason": reason} if reason else {}),
+                },
+            )
+
+        return Later(Outcome(u, state, downloads), tuple(asked), settle)
+
+    def _paid(self, limit: float, *given: Tensor) -> tuple[Tensor, ...]:
+        """The common update, what each is sent, and what `settle` asks for."""
+        begun = Standing(*given)
+        found, here = aggregated(begun, self._scale), begun.here
+        share, case = self._judged(begun.old, here, found)
+        gone = (share < limit) & ~(case[0] | case[1])
+        gone = torch.zeros_like(gone).index_copy(0, here, gone[here])
+        reputation = normalised(share.clamp(min=0.0) * ~gone)
         quota = self._quota(reputation)[here]
-        return Outcome(
-            direction=found.u,
-            state=ledger(ids[~gone], reputation[~gone]),
-            downloads=self._downloads(cohort, found, quota, weight * ~gone[here]),
-            exclude=tuple(ids[gone].tolist()),
-            info={
-                **told(reputation[here], quota, weight),
-                **{"removed": _removals(ids[gone], share[gone], limit)},
-                **({"reason": reason} if reason else {}),
-            },
-        )
+        downloads = self._downloads(begun.rows, found, quota, found.weight * ~gone[here])
+        return found.u, downloads, share, gone, reputation, quota, found.weight, case
 
     def _scale(self, lengths: Tensor) -> Tensor:
         return torch.ones_like(lengths) if self.clip is None else (self.clip / lengths).clamp(max=1.0)
 
-    def _judged(self, old: Floats, here: Ints, found: Aggregate) -> tuple[Floats, bool, str]:
-        """Reputations that sum to 1, before any removal; whether they are new; and what was out of the ordinary."""
-        new = old.copy()
-        new[here] = self.alpha * old[here] + (1 - self.alpha) * found.cos
-        if found.zero:
-            return old, False, "the aggregate is zero: reputations stay"
-        if not (new > 0).any():
-            return old, False, "nobody agrees with the aggregate: reputations stay"
-        if new.sum() <= 0:
-            negative = "reputations sum to zero or less: negative ones count as zero"
-            return parts_of_one(np.maximum(new, 0.0)), True, negative
-        return parts_of_one(new), True, ""
+    def _judged(self, old: Tensor, here: Tensor, found: Aggregate) -> tuple[Tensor, Tensor]:
+        """Reputations that sum to 1, before any removal; and which of _CASES hold."""
+        new = old.index_copy(0, here, self.alpha * old[here] + (1 - self.alpha) * found.cos)
+        nobody, negative = ~(new > 0).any(), new.sum() <= 0
+        share = torch.where(found.zero | nobody, old, normalised(torch.where(negative, new.clamp(min=0.0), new)))
+        return share, torch.stack([found.zero, nobody, negative])
 
-    def _quota(self, reputation: Floats) -> Floats:
-        ratio: Floats = reputation / (reputation.max() or 1.0)
-        return ratio if self.beta is None else np.tanh(self.beta * ratio) / np.tanh(self.beta)
+    def _quota(self, reputation: Tensor) -> Tensor:
+        most = reputation.max()
+        ratio = reputation / torch.where(most == 0, 1.0, most)
+        return ratio if self.beta is None else torch.tanh(self.beta * ratio) / math.tanh(self.beta)
 
-    def _downloads(self, cohort: Cohort, found: Aggregate, quota: Floats, weight: Floats) -> Tensor:
+    def _downloads(self, rows: Tensor, found: Aggregate, quota: Tensor, weight: Tensor) -> Tensor:
         """[K, d]: the shares, without what each put in itself; `weight` is 0 for whoever is removed."""
-        rows, out = cohort.updates, largest(-found.u, found.place, quota)
+        out = largest(-found.u, found.place, quota)
         if self.subtract_own:
-            own = torch.from_numpy(weight * found.scale).to(rows.dtype)
-            out.addcmul_(sent(own, rows)[:, None], rows)
+            out.addcmul_((weight * found.scale).to(rows.dtype)[:, None], rows)
         return out
 
 
