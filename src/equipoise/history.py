@@ -53,6 +53,8 @@ def moved(memory: State, ids: Tensor, round: int, at: Tensor, **columns: Tensor)
 
 def _picked(new: Tensor, old: Tensor, at: Tensor) -> Tensor:
     """`cat([new, old])[at]`, of rows without the copy in between, which would be as large as the memory."""
+    if new.dim() == 1 and new.device.type == "cpu":
+        return torch.from_numpy(np.concatenate([new.numpy(), old.cpu().numpy()])[at.numpy()])
     if new.dim() == 1:
         return torch.cat([new, old]).index_select(0, at.to(new.device, non_blocking=True))
     from_new = at.numpy() < len(new)

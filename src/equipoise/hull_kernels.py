@@ -27,7 +27,7 @@ _RIDGE = tl.constexpr(1e-13)  # on the diagonal of C, as in host memory: rows ma
 _SIGN = tl.constexpr(1e-13)  # what is this small, relative to sum x, has no sign
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _cosines(gram, one, ones, i, j, n):  # type: ignore[no-untyped-def]
     """The columns j of C; `one` makes rows as long as 1, and is 0 where there is none; `ones` is where it lies."""
     across = tl.load(ones + j)

@@ -47,10 +47,10 @@ class Graph:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     found: list[Graph] = []
 
-    def captured(work: Any, before: Callable[[], object]) -> Graph:
-        owner: Captured = work.__self__
+    def captured(work: Any, before: Callable[[], object], trials: int = 2) -> Graph:
+        owner: Captured = getattr(work, "func", work).__self__
         with torch.no_grad():
-            for _ in range(2):
+            for _ in range(trials):
                 before()
                 work()
             before()
@@ -78,6 +78,20 @@ def test_every_method(made: list[Graph], name: str, dropout: float) -> None:
     sims = [after(METHODS[name].make(), replay, 3, fed=fed, participation=part) for replay in ("off", "on")]
     compare(*sims)
     assert len(made) >= 2 and sims[1].simulator.replay is not None and sims[1].simulator.replay.reasons == {}
+
+
+@pytest.mark.parametrize("epochs", [1, 3, 9])
+def test_several_steps_in_one_launch(made: list[Graph], epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full batches, and some that are not, and clients that run out of steps; strides come with the second round."""
+    monkeypatch.setattr(graphs, "OFTEN", 2)
+    launched: list[int] = []
+    own = Captured._launch
+    monkeypatch.setattr(Captured, "_launch", lambda self, n: launched.append(len(self.strides)) or own(self, n))
+    for sizes in ((16, 16, 16, 16), (16, 9, 3, 12)):
+        fed, train = contract.sample_federation(sizes), Train(epochs=epochs, batch=4, lr=0.05)
+        sims = [after(METHODS["ditto"].make(), replay, 4, fed=fed, train=train) for replay in ("off", "on")]
+        compare(*sims)
+    assert max(launched) == (3 if 4 * epochs >= 16 else 2)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def test_what_the_server_does_is_the_same_as_a_graph(
     name: str, attack: Attack | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All take part, so that rounds are alike; the server's work is captured when it comes for the second time."""
-    monkeypatch.setattr(graphs, "_OFTEN", 1)
+    monkeypatch.setattr(graphs, "OFTEN", 1)
     ends = []
     for device in ("cpu", "cuda"):
         run, train = Run(dtype="float64", device=device), Train(epochs=1, batch=4, lr=0.05)

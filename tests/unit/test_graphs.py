@@ -41,7 +41,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
         return found[-1]
 
     monkeypatch.setattr(graphs, "captured", captured)
-    monkeypatch.setattr(graphs, "_OFTEN", 1)
+    monkeypatch.setattr(graphs, "OFTEN", 1)
     return found
 
 
@@ -87,7 +87,7 @@ def test_what_a_graph_cannot_hold_is_done_without_and_tried_once(monkeypatch: py
 
     monkeypatch.setattr(graphs, "captured", captured)
     work = Repeated(scaled)
-    for seed in range(graphs._OFTEN + 4):
+    for seed in range(graphs.OFTEN + 4):
         x, y = given(3, seed)
         assert torch.equal(work(2.0, x, y)[0], 2 * x)
     assert len(tried) == 1

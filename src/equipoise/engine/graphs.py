@@ -8,22 +8,24 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor
 
-_OFTEN = 8  # times that work is done operation by operation before a graph of it is made, which takes a while
+OFTEN = 8  # times that work is done operation by operation before a graph of it is made, which takes a while
 _KINDS = 8  # graphs that one piece of work may have
 _SMALL = 1 << 13  # numbers that are copied together with others
 _MUCH = 1 << 28  # bytes that are copied to where graphs of one piece of work find them: copies take time, and stay
 
 
-def captured(work: Callable[[], None], before: Callable[[], object] = lambda: None) -> torch.cuda.CUDAGraph:
+def captured(
+    work: Callable[[], None], before: Callable[[], object] = lambda: None, trials: int = 2
+) -> torch.cuda.CUDAGraph:
     """What `work` does with tensors that lie where they lie; `before` puts right what it changed the time before.
 
-    It is run twice first: some operations prepare themselves when they are first used, which a graph cannot hold.
+    It is tried twice first: some operations prepare themselves when they are first used, which a graph cannot hold.
     Raises RuntimeError where it does what a graph cannot.
     """
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.no_grad(), torch.cuda.stream(side):
-        for _ in range(2):
+        for _ in range(trials):
             before()
             work()
     torch.cuda.current_stream().wait_stream(side)
@@ -52,7 +54,7 @@ class Repeated:
         ready = self._made.get(key)
         if ready is None and key not in self._made:
             self._came[key] += 1
-            if self._came[key] > _OFTEN:
+            if self._came[key] > OFTEN:
                 ready = self._made[key] = self._ready(kind, given)
         return self._work(kind, *given) if ready is None else ready(given)
 

@@ -33,6 +33,7 @@ class Net:
         self._spare: dict[bool, list[nn.Module]] = {True: [], False: []}
         self.keys = dropout_keys(self.module)
         self.asked = Asked(device)
+        self.convolves = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in self.module.modules())
 
     def initial(self) -> Tensor:
         """The module's own weights, as a vector."""

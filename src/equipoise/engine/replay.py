@@ -8,6 +8,7 @@ batch, the key of dropout, the step size. A step that cannot be recorded runs as
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from threading import Lock
 from typing import NoReturn
 
@@ -27,6 +28,7 @@ from equipoise.engine.view import View, World
 
 _EACH = ("index", "mask", "key", "x", "y")  # what differs from step to step; all else holds for the round
 _MESSAGE, _SIZE = "message.", "size."
+_STRIDES = (16, 4)  # steps in one launch, where clients have as many before a mask changes
 _WASTE = 2  # times as much as there is: what is still better than steps that are not played back
 
 
@@ -118,7 +120,8 @@ class Captured:
     """A recorded step as a CUDA graph: launched once per step, with everything it reads and writes in fixed places.
 
     What comes ahead of a step has a graph of its own, launched only where the mask is another. Clients that run out of
-    steps are put aside between two launches, and put back in the end, as in `stage.walk`.
+    steps are put aside between two launches, and put back in the end, as in `stage.walk`. In runs that last, there are
+    graphs of several steps too: a launch takes a host as long as a small step takes a GPU.
     """
 
     def __init__(self, play: Played, inputs: Inputs, steps: int) -> None:
@@ -132,7 +135,9 @@ class Captured:
         """Where the models and the state lie, before every step and after it."""
         self.ahead = self._capture(self._ahead)
         self.ahead.replay()  # to capture is not to do; the step, which is run before it is captured, needs the numbers
-        self.step = self._capture(self._step)
+        self.strides = {1: self._capture(self._step)}
+        """Graphs of so many steps."""
+        self._before = 0
 
     def _now(self, names: Collection[str]) -> Inputs:
         """These inputs of the step that comes next."""
@@ -159,13 +164,33 @@ class Captured:
         ]
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        return graphs.captured(work, self.at.zero_)
+        known = isinstance(work, partial)  # to be made of steps that have been tried
+        return graphs.captured(work, self.at.zero_, *([0] if known else []))
+
+    def _steps(self, n: int) -> None:
+        for _ in range(n):
+            self._step()
+
+    def _lengthen(self) -> None:
+        """Graphs of several steps, once it is worth it."""
+        self._before += 1
+        if self._before == graphs.OFTEN:
+            for n in (n for n in _STRIDES if n <= self.steps):
+                self.at.zero_()
+                self.strides[n] = self._capture(partial(self._steps, n))
+
+    def _launch(self, steps: int) -> None:
+        for n in sorted(self.strides, reverse=True):
+            for _ in range(steps // n):
+                self.strides[n].replay()
+            steps %= n
 
     def rounds(
         self, fixed: Inputs, each: Inputs, steps: Sequence[int], turns: Sequence[bool], update: Tensor | None
     ) -> tuple[Tensor | None, State]:
         """All steps of a round, see `stage.walk`."""
         resting = running_out(steps, self.at.device)
+        self._lengthen()
         self.model.enter(fixed["w"])
         for name in self.play.used & self.fixed.keys():
             self.fixed[name].copy_(fixed[name])
@@ -173,12 +198,13 @@ class Captured:
             self.each[name][: len(turns)].copy_(each[name])
         self.at.zero_()
         ready: list[list[Tensor]] = []
-        for s, turn in enumerate(turns):
+        stops = [s for s, turn in enumerate(turns) if turn or s in resting]
+        for s, end in zip(stops, [*stops[1:], len(turns)], strict=True):
             if s in resting:
                 ready.append([t[resting[s]] for t in self.places])
-            if turn:
+            if turns[s]:
                 self.ahead.replay()
-            self.step.replay()
+            self._launch(end - s)
         if ready:
             back = torch.cat(list(resting.values()))
             for place, rows in zip(self.places, map(torch.cat, zip(*ready, strict=True)), strict=True):

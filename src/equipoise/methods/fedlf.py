@@ -165,16 +165,12 @@ class FedLF(ServerRule):
 
     def _facts(self, cohort: Cohort, state: State) -> _Facts:
         """What is known of a round in host memory."""
-        known, ids, k = (
-            {n: t if n in ("rows", "gram") else t.cpu() for n, t in state.items()},
-            near(cohort.ids),
-            len(cohort),
-        )
+        ids, known = near(cohort.ids), {n: t if n in ("rows", "gram") else t.cpu() for n, t in state.items()}
         seen = _joint(known["seen"], ids)
-        absent = history.absent(known, ids, self._since(cohort, len(seen)))
+        absent = history.absent(known, ids, self._since(cohort, len(seen))).numpy()
         stay, memory = self._remembered(cohort, ids, known)
-        scale = torch.cat([torch.ones(k, dtype=torch.float64), torch.where(absent, cohort.lr / known["lr"], 0.0)])
-        return _Facts(self._layers(cohort), scale, stay, {**memory, "seen": seen}, int(absent.sum()))
+        scale = np.concatenate([np.ones(len(ids)), np.where(absent, cohort.lr / known["lr"].numpy(), 0.0)])
+        return _Facts(self._layers(cohort), torch.from_numpy(scale), stay, {**memory, "seen": seen}, int(absent.sum()))
 
     def _layers(self, cohort: Cohort) -> dict[str, list[slice]]:
         d = len(cohort.start)
