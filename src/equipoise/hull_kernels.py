@@ -25,6 +25,7 @@ MOST = 128
 
 _RIDGE = tl.constexpr(1e-13)  # on the diagonal of C, as in host memory: rows may depend on each other
 _SIGN = tl.constexpr(1e-13)  # what is this small, relative to sum x, has no sign
+_LARGE = tl.constexpr(1e300)
 
 
 @triton.jit
@@ -44,8 +45,8 @@ def _shortest(grams, masks, weights, errors, room, n, N: tl.constexpr, T: tl.con
     there = tl.load(masks + hull * n + i, mask=i < n, other=0) != 0
     square = tl.load(gram + i * (n + 1), mask=there, other=0.0)
     zero = there & (square <= 0.0)
-    real = there & ~zero  # also what is no number, so that its error is none
-    one = tl.where(real, 1.0 / tl.sqrt(tl.where(real, square, 1.0)) + 0.0 * square, 0.0)  # of infinity no number
+    real = there & ~zero
+    one = tl.where(real, 1.0 / tl.sqrt(tl.where(real, square, 1.0)), 0.0)
     b = one / tl.maximum(tl.max(one, 0), 1e-300)
     tl.store(ones + i, one)
     tl.debug_barrier()
@@ -59,6 +60,9 @@ def _shortest(grams, masks, weights, errors, room, n, N: tl.constexpr, T: tl.con
     used = i * 0  # 1 where a row is in use
     left = tl.where(tl.max(one, 0) > 0.0, 4 * n, 0)
     while left > 0:
+        # What is no number is larger than nothing and smaller than nothing: threads would disagree on where to go, and
+        # wait for each other for ever.
+        aim = tl.where(tl.abs(aim) < _LARGE, aim, 0.0)
         inside = tl.where(tl.min(tl.where(used > 0, aim, float("inf")), 0) > 0.0, 1, 0)
         if inside > 0:
             x = tl.where(used > 0, aim, 0.0)
@@ -119,6 +123,7 @@ def _shortest(grams, masks, weights, errors, room, n, N: tl.constexpr, T: tl.con
         along += tl.sum(_cosines(gram, one, ones, i, j, n) * tl.load(line + j)[None, :], 1)
     slack = along - tl.sum(v * along, 0) * b
     error = tl.max(tl.where(v > 0.0, tl.abs(slack), -slack), 0) / tl.where(total > 0.0, tl.sum(v, 0), 1.0)
+    error = tl.where(tl.max(tl.where(slack == slack, 0, 1), 0) > 0, float("nan"), error)  # a maximum passes over these
     w = b * v
     w = w / tl.where(total > 0.0, tl.sum(w, 0), 1.0)
     # A row that is zero is the shortest vector; without any row there is none.
@@ -130,12 +135,16 @@ def _shortest(grams, masks, weights, errors, room, n, N: tl.constexpr, T: tl.con
 
 
 def shortest(gram: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """As `solvers.min_norm`, of products [L, n, n] in float64 and a mask [L, n]; and how far off each answer is [L]."""
+    """As `solvers.min_norm`, of products [L, n, n] in float64 and a mask [L, n]; and how far off each answer is [L].
+
+    That is NaN for a hull in which something is not finite, which the kernel is not shown.
+    """
     hulls, n = mask.shape
-    gram, mask = gram.contiguous(), mask.contiguous().to(torch.int8)
+    finite = gram.isfinite().flatten(1).all(1)
+    sound, mask = torch.where(finite[:, None, None], gram, 1.0).contiguous(), mask.contiguous().to(torch.int8)
     weights, errors = gram.new_empty((hulls, n)), gram.new_empty(hulls)
     size = max(16, triton.next_power_of_2(n))
     room = gram.new_empty((hulls, size * (size + 2)))
     if hulls:
-        _shortest[(hulls,)](gram, mask, weights, errors, room, n, N=size, T=16, num_warps=size // 8)
-    return weights, errors
+        _shortest[(hulls,)](sound, mask, weights, errors, room, n, N=size, T=16, num_warps=size // 8)
+    return weights, torch.where(finite, errors, torch.nan)

@@ -81,7 +81,6 @@ def test_opposites_cancel(kernels: Any) -> None:
     assert torch.allclose(w, torch.tensor([2 / 3, 1 / 3], dtype=torch.float64), atol=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, by which kernels are interpreted
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_what_is_no_number_ends_and_is_not_exact(kernels: Any, bad: float) -> None:
     x = ROWS["random"](1, 5)
