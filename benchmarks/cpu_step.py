@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import math
 import pstats
 import statistics
 import sys
@@ -32,6 +33,8 @@ import bmm
 import ours
 from against_others import Setting, apart, export
 from common import Problem
+
+_LARGE = 1024  # rows and columns of a product that does nothing but multiply
 
 Ends = dict[str, np.ndarray]
 Runner = Callable[[Problem], Ends]
@@ -69,6 +72,18 @@ def steps_alone(given: Problem) -> float:
     spent: list[float] = []
     bmm.rounds(given, steps=spent)
     return sum(spent)
+
+
+def arithmetic_alone(given: Problem) -> float:
+    """CPU seconds of as many multiplications in large square products: what no way to take these steps can beat."""
+    forward = [w.size for n, w in given.weights.items() if w.ndim == 2]
+    backward = 2 * sum(forward) - forward[0]  # by weights, and by inputs but for the first layer's
+    samples = given.index.size
+    large = torch.ones(_LARGE, _LARGE) / 3
+    times, began = samples * (sum(forward) + backward) / _LARGE**3, time.process_time()
+    for _ in range(math.ceil(times)):
+        large @ large
+    return (time.process_time() - began) * times / math.ceil(times)
 
 
 def first_round(given: Problem) -> Problem:
@@ -110,7 +125,7 @@ def main() -> None:
         assert away < 1e-9, name
         job(given)  # and everyone is warm
     if "hand-batched bmm" in jobs:
-        jobs["its steps alone"] = steps_alone
+        jobs |= {"its steps alone": steps_alone, "its arithmetic": arithmetic_alone}
     cpu: dict[str, list[float]] = {name: [] for name in jobs}
     wall: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(asked.repeats):
@@ -128,7 +143,7 @@ def main() -> None:
                 ratios = [a / b for a, b in zip(cpu[name], cpu[other], strict=True)]
                 line += f"   {spread(ratios)} x {other}"
         faster = [b / a for a, b in zip(wall[name], wall["bare loop"], strict=True)]
-        print(line if name == "its steps alone" else f"{line}   wall {spread(faster)} x as fast")
+        print(line if name.startswith("its ") else f"{line}   wall {spread(faster)} x as fast")
     return None
 
 

@@ -3,8 +3,8 @@
     EQUIPOISE_DATA=... python benchmarks/fedlf_job.py [--rounds 3000] [--device cuda] [--method fedlf] [--parts 50]
 
 Prints seconds, milliseconds per round, and the accuracy and angle that it ends with. With --parts, of so many rounds
-more: how long a round takes, its training, all work on the GPU, and the linear equations of its hulls in host memory
-(LAPACK's own time). What is left is Python, and waiting for answers.
+more: how long a round takes, its training, all work on the GPU, and the linear equations of its hulls, where these are
+solved in host memory (LAPACK's own time; on a GPU they are a kernel). What is left is Python, and waiting for answers.
 """
 
 from __future__ import annotations
