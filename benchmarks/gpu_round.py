@@ -181,7 +181,7 @@ def rounds_of(fed: Federation, name: str, net: str, batch: int, device: str, rou
     """Whole rounds of a method against its own training."""
     made = registry.get("methods", name).make(**METHODS[name])
     sim = simulation(fed, net, 10, batch, device, "vmap", "on", method=made)
-    for _ in range(100):  # until everyone has been drawn, FedLF remembers all, and graphs are made of what is then alike
+    for _ in range(100):  # until everyone has been drawn, FedLF remembers all, and graphs are made
         sim.step()
     each = [timed(sim.step, device) for _ in range(rounds)]
     with Clock(device) as clock:

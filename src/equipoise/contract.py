@@ -6,7 +6,7 @@ a file of yours. Each check raises AssertionError and says what was broken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -58,7 +58,8 @@ def sample_cohort(seed: int = 0, k: int = K, d: int = D, dtype: torch.dtype = to
 
 
 def server_rule_checks() -> Iterator[Callable[..., None]]:
-    yield from (is_frozen, keeps_shapes, changes_no_input, repeats_itself, ignores_the_order_of_clients)
+    yield from (is_frozen, keeps_shapes, changes_no_input, repeats_itself, goes_ahead_as_it_is_called)
+    yield ignores_the_order_of_clients
 
 
 def is_frozen(part: object, seed: int = 0) -> None:
@@ -147,6 +148,27 @@ def _not_none(t: Tensor | None) -> Tensor:
 def repeats_itself(rule: ServerRule, seed: int = 0) -> None:
     for (_, _, a), (_, _, b) in zip(_rounds(rule, seed), _rounds(rule, seed), strict=True):
         assert _same(a, b), "the same cohort and state gave another outcome"
+
+
+def goes_ahead_as_it_is_called(rule: ServerRule, seed: int = 0) -> None:
+    """What is likely, settled by the answers, is what a call gives; and so it is where work is done again elsewhere."""
+
+    def call(cohort: Cohort, state: State) -> Outcome:
+        whole = rule(cohort, state)
+        assert _same(whole, rule.ahead(replace(cohort, again=_elsewhere), state).now()), "ahead: another outcome"
+        return whole
+
+    _rounds(rule, seed, call=call)
+
+
+def _elsewhere(work: Callable[..., tuple[Tensor, ...]], kind: Hashable, *given: Tensor) -> tuple[Tensor, ...]:
+    """As a graph does it, with numbers that were copied to where it finds them."""
+    hash(kind)
+    copies = [t.clone() for t in given]
+    first = [t.clone() for t in work(kind, *copies)]
+    again = work(kind, *(c.copy_(t) for c, t in zip(copies, given, strict=True)))
+    assert all(map(_equal, first, again)), "ahead: work done again gives other numbers"
+    return again
 
 
 def ignores_the_order_of_clients(rule: ServerRule, seed: int = 0) -> None:

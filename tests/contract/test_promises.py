@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise import contract
 from equipoise.core import SGD, Aggregator, At, Cohort, Filter, Method, Outcome, ServerRule, State, WeightedMean, chain
+from equipoise.questions import Later
 from equipoise.registry import Doc
 
 DOC = Doc("words", "reference", "equation", "departures")
@@ -131,6 +132,33 @@ def test_who_remembers_clients_is_asked_while_it_knows_nobody() -> None:
 
     with pytest.raises(AssertionError, match="another order"):
         contract.ignores_the_order_of_clients(RememberingFirst())
+
+
+# -------------------------------------------------------------------------------------------------- going ahead
+
+
+@dataclass(frozen=True)
+class Elsewhere(WeightedMean):
+    """Goes half the way ahead."""
+
+    def ahead(self, cohort: Cohort, state: State) -> Later[Outcome]:
+        return Later(Outcome(self.combine(cohort) / 2, state))
+
+
+@dataclass(frozen=True)
+class Counting(WeightedMean):
+    """Its work remembers how often it was done, in what it was given."""
+
+    def ahead(self, cohort: Cohort, state: State) -> Later[Outcome]:
+        seen = torch.zeros(1, dtype=torch.float64)
+        (d,) = cohort.again(lambda kind, rows: (rows.mean(0) + seen.add_(1),), None, cohort.updates)
+        return Later(Outcome(d, state))
+
+
+def test_to_go_ahead_is_to_arrive_where_a_call_does() -> None:
+    assert "ahead: another outcome" in told(Elsewhere())
+    assert "ahead: work done again gives other numbers" in told(Counting())
+    contract.goes_ahead_as_it_is_called(WeightedMean())
 
 
 # --------------------------------------------------------------------------------------------- changed in place
