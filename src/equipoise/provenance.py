@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from equipoise import config as configs
-from equipoise import registry
+from equipoise import files, registry
 from equipoise.data.federation import SPLITS, Federation
 from equipoise.engine.run import Simulation
 from equipoise.errors import EquipoiseError
@@ -81,9 +81,12 @@ def _described(experiment: Experiment) -> str:
 
 
 def own_files(config: configs.Config) -> dict[str, str]:
-    """The user's own parts that a config names, each with the sha256 of its file."""
-    attack = config.attack and config.attack.table()
-    return registry.own_files({"method": config.method.table(), "attack": attack, "model": config.model.name})
+    """The user's own parts that a config names, and when clients are there, each with the sha256 of its file."""
+    attack, trace = config.attack and config.attack.table(), config.participation.trace
+    found = registry.own_files({"method": config.method.table(), "attack": attack, "model": config.model.name})
+    with suppress(EquipoiseError):  # whoever reads it says what is wrong with it
+        found |= {"participation.trace": files.sha256(Path(trace))} if trace else {}
+    return found
 
 
 def same_files(config: configs.Config, path: Path) -> None:

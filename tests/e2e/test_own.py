@@ -203,6 +203,15 @@ def stopped(out: str) -> None:
         experiment.execute(experiment.build(config.load(Path("run.toml"), ["run.checkpoint_every=1"])), Path(out), stop)
 
 
+def test_a_run_is_not_resumed_with_another_trace_of_who_is_there() -> None:
+    rows = [f"{client},0,{99 if client else 5}" for client in range(6)]
+    Path("there.csv").write_text("\n".join(["client,from,to", *rows]))
+    done("run", "run.toml", "--out", "traced", "-q", "--set", 'participation.trace="there.csv"', *OWN)
+    edit("there.csv", "0,0,5", "0,0,6")
+    told = refused("resume", "traced", *OWN)
+    assert "the file of participation.trace is not the one that traced was made with: sha256 " in told
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "part"),
     [
