@@ -128,7 +128,7 @@ class Cohort:
     """The server's own update, where it has data of its own (FLTrust)."""
     probe: Callable[[Tensor], Tensor] | None = None
     """models [T, d] -> the cohort's losses [T, K] in one exchange (line searches); only for rules that need "probe"."""
-    again: Callable[..., tuple[Tensor, ...]] = once  # the same, in one launch on a GPU
+    again: Callable[..., tuple[Tensor, ...]] = once  # see there: work that is the same in every round
 
     def __post_init__(self) -> None:
         if not bool((near(self.ids).long().diff() > 0).all()):

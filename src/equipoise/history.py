@@ -2,9 +2,10 @@
 
 A memory is part of a rule's state: "ids" [n] ascending, "rounds" [n], when each client was last heard, and any columns
 with a row per client. It never holds more than `cap` clients, the newest first, so its cost does not grow with their
-number: cap x d numbers, and twice that for a moment while it changes. Inputs are never changed: a memory that was
-handed out stays what it was (a round may be tried again, or written to disk), so whoever stays in it is copied once a
-round. Where the cohort is all that is kept, as when everyone takes part, nothing old is touched.
+number: cap x d numbers, twice that for a moment while it changes, and once more where a rule starts anew. Inputs are
+never changed: a memory that was handed out stays what it was (a round may be tried again, or written to disk), so
+whoever stays in it is copied once a round. Where the cohort is all that is kept, as when everyone takes part, nothing
+old is touched.
 
 Who stays and who is absent is decided in host memory by numpy, in microseconds, wherever the memory is; to keep "ids",
 "rounds" and other single numbers there spares a GPU the questions.

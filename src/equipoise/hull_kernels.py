@@ -20,12 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST = 128
-"""Rows at most."""
-
 _RIDGE = tl.constexpr(1e-13)  # on the diagonal of C, as in host memory: rows may depend on each other
 _SIGN = tl.constexpr(1e-13)  # what is this small, relative to sum x, has no sign
-_LARGE = tl.constexpr(1e300)
+_LARGE, _TINY = tl.constexpr(1e300), tl.constexpr(torch.finfo(torch.float64).tiny)
 
 
 @triton.jit
@@ -44,7 +41,7 @@ def _shortest(grams, masks, weights, errors, room, n, N: tl.constexpr, T: tl.con
     line, ones = table + N * N, table + N * N + N
     there = tl.load(masks + hull * n + i, mask=i < n, other=0) != 0
     square = tl.load(gram + i * (n + 1), mask=there, other=0.0)
-    zero = there & (square <= 0.0)
+    zero = there & (square <= _TINY)
     real = there & ~zero
     one = tl.where(real, 1.0 / tl.sqrt(tl.where(real, square, 1.0)), 0.0)
     b = one / tl.maximum(tl.max(one, 0), 1e-300)
@@ -129,7 +126,8 @@ def _shortest(grams, masks, weights, errors, room, n, N: tl.constexpr, T: tl.con
     # A row that is zero is the shortest vector; without any row there is none.
     nothing = tl.min(tl.where(zero, i, N), 0)
     w = tl.where(nothing < N, tl.where(i == nothing, 1.0, 0.0), w)
-    error = tl.where((nothing < N) | (total == 0.0), 0.0, error)
+    error = tl.where(total > 0.0, error, float("nan"))  # to have found nothing is no answer
+    error = tl.where((nothing < N) | (tl.max(one, 0) == 0.0), 0.0, error)
     tl.store(weights + hull * n + i, w, mask=i < n)
     tl.store(errors + hull, error)
 

@@ -43,7 +43,8 @@ def once(work: Callable[..., tuple[Tensor, ...]], kind: Hashable, *given: Tensor
     """Work on tensors that is the same round after round and asks a device nothing: `work(kind, *given)` -> tensors.
 
     So it is done where nobody prepares it. On a GPU an engine may have it done in one launch, made for this kind and
-    these shapes: all else that its numbers depend on has to be in `kind`.
+    these shapes: all else that its numbers depend on has to be in `kind`, and `work` the same object each time, such as
+    a rule's method.
     """
     return work(kind, *given)
 

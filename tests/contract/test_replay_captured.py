@@ -94,6 +94,24 @@ def test_several_steps_in_one_launch(made: list[Graph], epochs: int, monkeypatch
     assert max(launched) == (3 if 4 * epochs >= 16 else 2)
 
 
+def test_without_room_for_several_steps_they_are_launched_one_by_one(
+    made: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, tried = graphs.captured, []
+
+    def captured(work: Any, before: Callable[[], object], trials: int = 2) -> Any:
+        if trials == 0:
+            tried.append(work)
+            raise torch.cuda.OutOfMemoryError("no room")
+        return inner(work, before, trials)
+
+    monkeypatch.setattr(graphs, "captured", captured)
+    monkeypatch.setattr(graphs, "OFTEN", 2)
+    fed, train = contract.sample_federation((16, 16, 16, 16)), Train(epochs=3, batch=4, lr=0.05)
+    compare(*(after(METHODS["ditto"].make(), replay, 4, fed=fed, train=train) for replay in ("off", "on")))
+    assert len(tried) == 1
+
+
 @dataclass(frozen=True)
 class Odd(ClientRule):
     """State of several kinds: one that moves on, one that stays, whole numbers, and the model before."""

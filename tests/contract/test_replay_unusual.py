@@ -174,7 +174,7 @@ class Again:
 @pytest.fixture
 def in_fixed_places(monkeypatch: pytest.MonkeyPatch) -> None:
     before = replaying.Replay.__init__
-    monkeypatch.setattr(replaying.Captured, "_capture", lambda self, work: Again(self, work))
+    monkeypatch.setattr(replaying.Captured, "_capture", lambda self, work, trials=2: Again(self, work))
     always = lambda self, clients, batch, capture, relay=False: before(self, clients, batch, True, relay)  # noqa: E731
     monkeypatch.setattr(replaying.Replay, "__init__", always)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise import questions
-from equipoise.core import Cohort, Method, Outcome, ServerRule, State, WeightedMean
+from equipoise.core import Cohort, EquipoiseError, Method, Outcome, ServerRule, State, WeightedMean
 from equipoise.engine.graphs import Again
 from equipoise.methods.cgsv import CGSV
 from equipoise.methods.fedlf import FedLF
@@ -119,6 +119,25 @@ def test_a_state_that_is_known_last_is_looked_at_too() -> None:
     assert sim.step().skipped == "the server's state would not be finite"
 
 
+class Late(WeightedMean):
+    """Refuses when all is known."""
+
+    early = True
+
+    def ahead(self, cohort: Cohort, state: State) -> Later[Outcome]:
+        def settle(n: float) -> Outcome:
+            raise EquipoiseError("too few samples")
+
+        return Later(Outcome(self.combine(cohort), state), (cohort.sizes.sum(),), settle)
+
+
+def test_a_rule_that_refuses_when_all_is_known_skips_the_round() -> None:
+    sim = simulation(Method("x", server=Late()))
+    before = sim.server.w.clone()
+    assert sim.step().skipped == "the server rule refused: too few samples"
+    assert torch.equal(sim.server.w, before)
+
+
 class Heir(RFFL):
     """Changes the call and says nothing of going ahead."""
 
@@ -126,8 +145,13 @@ class Heir(RFFL):
         return replace(super().__call__(cohort, state), info={"mine": True})
 
 
-def test_an_heir_that_changes_the_call_is_called() -> None:
-    assert simulation(replace(rffl(), server=Heir())).step().info == {"mine": True}
+class Early(Heir):
+    early = True
+
+
+@pytest.mark.parametrize("heir", [Heir(), Early()], ids=["heir", "willing"])
+def test_an_heir_that_changes_the_call_is_called(heir: RFFL) -> None:
+    assert simulation(replace(rffl(), server=heir)).step().info == {"mine": True}
 
 
 def test_work_is_told_apart_by_what_it_is_and_for_whom() -> None:

@@ -93,6 +93,21 @@ def test_what_a_graph_cannot_hold_is_done_without_and_tried_once(monkeypatch: py
     assert len(tried) == 1
 
 
+def test_what_got_no_graph_leaves_room_for_others(made: list[Replayed]) -> None:
+    work = Repeated(scaled, most=100)
+    for n in [*range(20, 20 + 2 * graphs._KINDS), 3]:
+        for seed in range(3):
+            work(1.0, *given(n, seed))
+    assert len(made) == 1 and not work._came
+
+
+def test_work_that_is_new_each_time_is_not_kept() -> None:
+    again = graphs.Again()
+    for n in range(3 * graphs._WORKS):
+        assert again(lambda kind, x, n=n: (x + n,), None, torch.ones(2))[0].tolist() == [1.0 + n] * 2
+    assert len(again._works) == graphs._WORKS
+
+
 def test_there_are_no_more_graphs_than_a_few(made: list[Replayed]) -> None:
     work = Repeated(scaled)
     for n in range(1, 30):

@@ -10,8 +10,10 @@ from torch import Tensor
 
 OFTEN = 8  # times that work is done operation by operation before a graph of it is made, which takes a while
 _KINDS = 8  # graphs that one piece of work may have
+_SHAPES = 1 << 10  # kinds and shapes that are counted at a time
 _SMALL = 1 << 13  # numbers that are copied together with others
-_MUCH = 1 << 28  # bytes that are copied to where graphs of one piece of work find them: copies take time, and stay
+_MUCH = 1 << 28  # bytes that graphs of one piece of work are given, which are copied and stay; so does what they make
+_WORKS = 8  # pieces of work; of more it is likely that they are new each time
 
 
 def captured(
@@ -19,7 +21,7 @@ def captured(
 ) -> torch.cuda.CUDAGraph:
     """What `work` does with tensors that lie where they lie; `before` puts right what it changed the time before.
 
-    It is tried twice first: some operations prepare themselves when they are first used, which a graph cannot hold.
+    It is tried first: some operations prepare themselves when they are first used, which a graph cannot hold.
     Raises RuntimeError where it does what a graph cannot.
     """
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -52,15 +54,16 @@ class Repeated:
             return self._work(kind, *given)
         key = kind, *((t.shape, t.dtype) for t in given)
         ready = self._made.get(key)
-        if ready is None and key not in self._made:
+        if ready is None and key not in self._made and len(self._came) < _SHAPES:
             self._came[key] += 1
             if self._came[key] > OFTEN:
                 ready = self._made[key] = self._ready(kind, given)
+                del self._came[key]
         return self._work(kind, *given) if ready is None else ready(given)
 
     def _ready(self, kind: Hashable, given: tuple[Tensor, ...]) -> Ready | None:
         size = sum(t.numel() * t.itemsize for t in given)
-        if size > self._left or len(self._made) >= _KINDS:
+        if size > self._left or sum(made is not None for made in self._made.values()) >= _KINDS:
             return None
         try:
             ready = Ready(lambda *there: self._work(kind, *there), given)
@@ -77,7 +80,9 @@ class Again:
         self._works: dict[Callable[..., tuple[Tensor, ...]], Repeated] = {}
 
     def __call__(self, work: Callable[..., tuple[Tensor, ...]], kind: Hashable, *given: Tensor) -> tuple[Tensor, ...]:
-        return self._works.setdefault(work, Repeated(work))(kind, *given)
+        if work not in self._works and len(self._works) < _WORKS:
+            self._works[work] = Repeated(work)
+        return self._works[work](kind, *given) if work in self._works else work(kind, *given)
 
 
 class Ready:

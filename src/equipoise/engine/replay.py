@@ -1,4 +1,4 @@
-"""Local steps played back from a recording, on a CPU operation by operation, on a GPU as one captured graph.
+"""Local steps played back from a recording, on a CPU operation by operation, on a GPU as captured graphs.
 
 A recording fits one rule and one shape of cohort: so many clients, so large a batch. `Replay` makes it when that shape
 is first trained with, and keeps it. What a recording may not contain is looked up before every step and handed in: the
@@ -8,6 +8,7 @@ batch, the key of dropout, the step size. A step that cannot be recorded runs as
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import NoReturn
@@ -163,21 +164,21 @@ class Captured:
             for t, place in zip(found, self.places, strict=True)
         ]
 
-    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        known = isinstance(work, partial)  # to be made of steps that have been tried
-        return graphs.captured(work, self.at.zero_, *([0] if known else []))
+    def _capture(self, work: Callable[[], None], trials: int = 2) -> torch.cuda.CUDAGraph:
+        return graphs.captured(work, self.at.zero_, trials)
 
     def _steps(self, n: int) -> None:
         for _ in range(n):
             self._step()
 
     def _lengthen(self) -> None:
-        """Graphs of several steps, once it is worth it."""
+        """Graphs of several steps, once it is worth it, and as far as there is room for them."""
         self._before += 1
         if self._before == graphs.OFTEN:
-            for n in (n for n in _STRIDES if n <= self.steps):
-                self.at.zero_()
-                self.strides[n] = self._capture(partial(self._steps, n))
+            with suppress(RuntimeError):
+                for n in (n for n in reversed(_STRIDES) if n <= self.steps):
+                    self.at.zero_()
+                    self.strides[n] = self._capture(partial(self._steps, n), trials=0)  # each step has been tried
 
     def _launch(self, steps: int) -> None:
         for n in sorted(self.strides, reverse=True):

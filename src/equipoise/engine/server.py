@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from equipoise.conflicts import conflict_names, opposed
-from equipoise.core import Cohort, Method, Outcome, State
+from equipoise.core import Cohort, Method, Outcome, ServerRule, State
 from equipoise.engine.admission import Flags, Presumed, admit, all_finite, glances, judged, presume, total
 from equipoise.engine.exchange import Exchange, Plan, Replies
 from equipoise.engine.graphs import Again, Repeated
@@ -92,6 +92,7 @@ class Server:
         self._judge, self._again = Repeated(partial(judged, admission)), Again()
         self._look = Repeated(partial(_looked, layout.layers()), _LITTLE)
         self._willing = vars(type(self.rule)).get("early", False)
+        self._ahead = self._willing and _is_of_one_piece(type(self.rule))
         self.rule.check(participants.most)
         admission.check(participants.most)
 
@@ -141,7 +142,10 @@ class Server:
             told = answer(*done.asked)
         if done.later is None:
             return record(skipped=done.reason, info=info)
-        done, outcome, (against, *finite) = self._settled(done, done.later, told, admitted.norms)
+        try:
+            done, outcome, (against, *finite) = self._settled(done, done.later, told, admitted.norms)
+        except EquipoiseError as error:
+            return record(skipped=_refused(error), info=info)
         if reason := self._taken_over(done, outcome, all(map(bool, finite))):
             return record(skipped=reason, info=info)
         if outcome.exclude:
@@ -201,9 +205,9 @@ class Server:
             cohort = self.cohort(plan, replies, exchange)
             try:
                 rule = self.rule
-                later = rule.ahead(cohort, self.state) if self._willing else Later(rule(cohort, self.state))
+                later = rule.ahead(cohort, self.state) if self._ahead else Later(rule(cohort, self.state))
             except EquipoiseError as error:  # say, Krum when too many clients dropped out
-                return Attempt(replies, cohort, f"the server rule refused: {error.message}")
+                return Attempt(replies, cohort, _refused(error))
         return self._looked_at(Attempt(replies, cohort, "", later), later.likely, norms)
 
     def _looked_at(self, done: Attempt, outcome: Outcome, norms: Tensor) -> Attempt:
@@ -263,3 +267,17 @@ def _looked(
     updates, norms, *rest = more
     new = w - direction
     return new, opposed(updates, direction, layers, norms), *glances([new, *rest])
+
+
+def _refused(error: EquipoiseError) -> str:
+    return f"the server rule refused: {error.message}"
+
+
+def _is_of_one_piece(rule: type[ServerRule]) -> bool:
+    """Whether nothing of the call was changed below the class that says how to go ahead."""
+    for kind in rule.__mro__:
+        if "ahead" in vars(kind):
+            return True
+        if "__call__" in vars(kind):
+            return False
+    return False

@@ -1,8 +1,8 @@
 """Rows of d numbers as server rules that look for a direction need them: their products, and mixtures of them.
 
 A direction is a mixture of rows. All that decides which one is in the rows' products, in float64; the d numbers of a
-row are read twice, for the products and for the mixture. Where they are on a GPU it is asked once for all that decides:
-every question waits for whatever is still to be done there.
+row are read twice, for the products and for the mixture. Where they are on a GPU it is asked at most once for all that
+decides: every question waits for whatever is still to be done there.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ class RFFL(ServerRule):
     def _quota(self, reputation: Tensor) -> Tensor:
         most = reputation.max()
         ratio = reputation / torch.where(most == 0, 1.0, most)
-        return ratio if self.beta is None else torch.tanh(self.beta * ratio) / math.tanh(self.beta)
+        return ratio if self.beta is None else (torch.tanh(self.beta * ratio) / math.tanh(self.beta)).clamp(max=1.0)
 
     def _downloads(self, rows: Tensor, found: Aggregate, quota: Tensor, weight: Tensor) -> Tensor:
         """[K, d]: the shares, without what each put in itself; `weight` is 0 for whoever is removed."""
