@@ -37,7 +37,7 @@ def _cosines(gram, one, ones, i, j, n):  # type: ignore[no-untyped-def]
 def _shortest(grams, masks, weights, errors, room, n, N: tl.constexpr, T: tl.constexpr):  # type: ignore[no-untyped-def]
     hull = tl.program_id(0)
     gram, i = grams + hull * n * n, tl.arange(0, N)
-    table = room + hull * (N * N + 2 * N)  # symmetric, but for the signs of what has been swept, in which nobody mixes
+    table = room + hull * (N * N + 2 * N)  # symmetric, before every sweep and after it: a row is a column
     line, ones = table + N * N, table + N * N + N
     there = tl.load(masks + hull * n + i, mask=i < n, other=0) != 0
     square = tl.load(gram + i * (n + 1), mask=there, other=0.0)

@@ -10,6 +10,7 @@ from torch import Tensor
 from equipoise import questions
 from equipoise.core import Cohort, EquipoiseError, Method, Outcome, ServerRule, State, WeightedMean
 from equipoise.engine.graphs import Again
+from equipoise.methods import _hulls
 from equipoise.methods.cgsv import CGSV
 from equipoise.methods.fedlf import FedLF
 from equipoise.methods.rffl import RFFL, rffl
@@ -32,7 +33,7 @@ def hulls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         w = min_norm(gram.as_subclass(Tensor), mask.as_subclass(Tensor)).as_subclass(type(gram))
         return w, torch.full_like(w[:, 0], exact[0], dtype=torch.bool)
 
-    monkeypatch.setattr(fedlf, "min_norm_unasked", there)
+    monkeypatch.setattr(_hulls, "min_norm_unasked", there)
     monkeypatch.setattr(fedlf, "solves_there", lambda device, rows: True)
     return exact
 

@@ -53,10 +53,11 @@ from equipoise.core import (
     WeightedMean,
 )
 from equipoise.layout import joined
+from equipoise.methods._hulls import Hulls, merged, shortest
 from equipoise.methods._rows import ZERO, Table, whole
 from equipoise.methods.fedsgd import FedSGD
 from equipoise.questions import Later, answer, near, sent
-from equipoise.solvers import Floats, min_norm_unasked, solves_there
+from equipoise.solvers import Floats, solves_there
 
 Layer = Literal["module", "tensor", "model", "fragments"]
 Fair = Literal["cos", "fedmdfg", "none"]
@@ -122,8 +123,8 @@ class FedLF(ServerRule):
         asked = table.products(facts.slices), _norm(cohort.updates.mean(0)), *self._losses(cohort)
         new, size, *losses = (torch.from_numpy(x) for x in answer(*asked))
         gram, fair = whole(new, state["gram"].cpu()), [self._h(f) for f in losses]
-        hulls = _Hulls(gram * facts.scale[:, None] * facts.scale, len(cohort), self.normalise_rows, *fair)
-        groups, found = _joined(hulls)
+        hulls = Hulls(gram * facts.scale[:, None] * facts.scale, len(cohort), self.normalise_rows, *fair)
+        groups, found = merged(hulls)
         after = {**facts.memory, "gram": _among(gram, facts.stay)}
         told = facts.told(groups, found.against.tolist(), bool(fair and fair[0][1]))
         if size == 0 or found.zero.any():
@@ -158,7 +159,7 @@ class FedLF(ServerRule):
         table, slices = Table(updates, past), [[slice(*p) for p in parts] for parts in kind]
         gram, size = whole(table.products(slices), known), _norm(updates.mean(0))
         fair = [self._h(f) for f in losses]
-        found = _shortest(_Hulls(gram * scale[:, None] * scale, len(updates), self.normalise_rows, *fair))
+        found = shortest(Hulls(gram * scale[:, None] * scale, len(updates), self.normalise_rows, *fair))
         d = _scaled(table.mixture(slices, found.weights * scale), size)
         used = fair[0][1] if fair else torch.zeros_like(found.zero[0])
         return d, _among(gram, stay), size, found.zero, found.exact, found.against, used
@@ -237,67 +238,6 @@ class _Facts(NamedTuple):
             "merged": [name for name, group in zip(names, groups, strict=True) if len(group) > 1],
             "group_conflicts": dict(zip(names, against, strict=True)),
         }
-
-
-# ------------------------------------------------------------------------------------------------ the shortest vectors
-
-
-class _Hulls(NamedTuple):
-    """g hulls of n rows, of which the first k are online clients and make the fair row."""
-
-    gram: Tensor
-    """[g, n, n]: the products of the rows; one that is zero is not there."""
-    k: int
-    normalise: bool
-    fair: tuple[Tensor, Tensor] | None = None
-    """[k]: how the fair row is made, and whether there is one; None: there never is."""
-
-
-class _Shortest(NamedTuple):
-    """The shortest vectors of g hulls: weights [g, n] of the rows, whether it is zero, how many clients oppose it; and
-    whether that is exact."""
-
-    weights: Tensor
-    zero: Tensor
-    against: Tensor
-    exact: Tensor
-
-
-def _shortest(hulls: _Hulls) -> _Shortest:
-    gram, k, normalise, fair = hulls
-    length = gram.diagonal(dim1=1, dim2=2).clamp(min=0.0).sqrt()
-    mean = length[:, :k].mean(-1, keepdim=True)
-    scale = torch.where(length > 0, mean / length if normalise else 1.0, 0.0)
-    rows = gram * scale[..., None] * scale[:, None]
-    made = torch.zeros_like(scale[:, :k])
-    if fair is not None:
-        made = fair[0] * scale[:, :k]
-        along = (made[:, None] @ gram[:, :k])[:, 0]
-        long = (along[:, :k] * made).sum(-1, keepdim=True).clamp(min=0.0).sqrt()
-        long_enough = fair[1] & (long > ZERO * (made.abs() * length[:, :k]).sum(-1, keepdim=True))
-        fit = torch.where(long_enough, mean / long if normalise else 1.0, 0.0)
-        made, first = made * fit, torch.cat([(long * fit) ** 2, along * fit * scale], -1)
-        rows = whole(first[:, None], rows)
-    w, exact = min_norm_unasked(rows, rows.diagonal(dim1=1, dim2=2) > 0)
-    products = (rows @ w[..., None])[..., 0]
-    square = (w * products).sum(-1).clamp(min=0.0)
-    clients = slice(w.shape[1] - gram.shape[1], None)  # all but the fair one, if there is one
-    weights = w[:, clients] * scale
-    weights[:, :k] += w[:, :1] * made
-    against = (products[:, clients][:, :k] < 0).sum(-1)
-    return _Shortest(weights, square.sqrt() <= ZERO * mean[:, 0], against, exact)
-
-
-def _joined(hulls: _Hulls) -> tuple[list[list[int]], _Shortest]:
-    """Layers, merged until none is zero or all are one; the products of merged layers are the sums of theirs."""
-    groups = [[layer] for layer in range(len(hulls.gram))]
-    found = _shortest(hulls)
-    while len(groups) > 1 and found.zero.any():
-        at = min(int(found.zero.nonzero()[0]), len(groups) - 2)
-        groups[at : at + 2] = [groups[at] + groups[at + 1]]
-        new = _shortest(hulls._replace(gram=hulls.gram[groups[at]].sum(0, keepdim=True)))
-        found = _Shortest(*(torch.cat([a[:at], b, a[at + 2 :]]) for a, b in zip(found, new, strict=True)))
-    return groups, found
 
 
 def _among(gram: Tensor, at: Tensor) -> Tensor:
