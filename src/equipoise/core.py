@@ -27,7 +27,7 @@ from equipoise.errors import EquipoiseError as EquipoiseError
 from equipoise.layout import Layout as Layout
 from equipoise.losses import Mean as Mean
 from equipoise.losses import Objective as Objective
-from equipoise.questions import Later, near, once
+from equipoise.questions import Later, ascend, once
 from equipoise.streams import Stream as Stream
 from equipoise.weighting import Weights, check_weights, shares, spread
 from equipoise.weighting import normalised as normalised
@@ -131,7 +131,7 @@ class Cohort:
     again: Callable[..., tuple[Tensor, ...]] = once  # see there: work that is the same in every round
 
     def __post_init__(self) -> None:
-        if not bool((near(self.ids).long().diff() > 0).all()):
+        if not ascend(self.ids):
             order = torch.argsort(self.ids, stable=True)
             rows = {n: t[order] for n in ("ids", "updates", "sizes", "losses") if (t := getattr(self, n)) is not None}
             self.__dict__.update(rows, signals={n: t[order] for n, t in self.signals.items()})

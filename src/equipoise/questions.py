@@ -14,11 +14,19 @@ from torch import Tensor
 Of = TypeVar("Of")
 
 
+_PLAIN = {torch.float64: np.float64, torch.float32: np.float32, torch.int64: np.int64, torch.bool: np.bool_}
+"""Numbers that numpy reads as they come; others are turned into float64 on the way."""
+
+
 def answer(*asked: Tensor) -> list[npt.NDArray[np.float64]]:
-    """These in host memory, in float64 (whole numbers are exact up to 2^53): a GPU is asked once for all of them."""
-    far = [t.flatten().double() for t in asked if _far(t)]
-    told = np.split(torch.cat(far).cpu().numpy(), np.cumsum([len(t) for t in far])[:-1]) if far else []
-    there = iter(told)
+    """These in host memory, in float64 (whole numbers are exact up to 2^53): a GPU is asked once for all of them.
+
+    What it has is put together byte by byte: to make numbers of one type of them first takes a launch for each.
+    """
+    far = [t if t.dtype in _PLAIN else t.double() for t in asked if _far(t)]
+    told = torch.cat([t.flatten().view(torch.uint8) for t in far]).cpu().numpy() if far else np.empty(0, np.uint8)
+    pieces = np.split(told, np.cumsum([t.numel() * t.itemsize for t in far])[:-1]) if far else []
+    there = iter([piece.view(_PLAIN[t.dtype]).astype(np.float64) for piece, t in zip(pieces, far, strict=True)])
     return [next(there).reshape(t.shape) if _far(t) else t.to(torch.float64, copy=True).numpy() for t in asked]
 
 
@@ -74,6 +82,12 @@ def near(t: Tensor) -> Tensor:
     """In host memory; a GPU is asked only for what did not come from here."""
     found: Tensor = getattr(t, "came_from", None) if _far(t) else t  # type: ignore[assignment]
     return t.cpu() if found is None else found
+
+
+def ascend(ids: Tensor) -> bool:
+    """Whether these ids ascend, each above the one before."""
+    here = near(ids).numpy()
+    return bool((here[1:] > here[:-1]).all())
 
 
 def _far(t: Tensor) -> bool:

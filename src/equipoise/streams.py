@@ -56,6 +56,18 @@ class _Kind:
         return z ^ shift(z, c)
 
 
+def _mixed(kind: _Kind, z: Any, *ids: Any) -> Any:
+    for i in ids:
+        z = kind.mix(z + (i + kind.one) * kind.golden)
+    return z
+
+
+def bits_of(words: Tensor, *ids: Tensor) -> Tensor:
+    """`bits` of many streams at once, of which a device knows the words: all of it broadcast, in int64."""
+    mixed: Tensor = _mixed(_TENSORS, words, *ids)
+    return mixed
+
+
 _TENSORS, _ARRAYS = _Kind(_signed, _shift), _Kind(partial(np.array, dtype=np.uint64), np.right_shift)
 
 
@@ -70,13 +82,16 @@ class Stream:
         text = f"{self.key}/" + "/".join(f"{type(n).__name__}:{n}" for n in names)
         return Stream(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little"))
 
+    @property
+    def word(self) -> int:
+        """The key as a number of int64."""
+        return _signed(self.key % (1 << 64))
+
     def bits(self, *ids: Values) -> Values:
         """One int64 of random bits for every combination of the (broadcast) integer ids."""
         kind = _TENSORS if isinstance(ids[0], Tensor) else _ARRAYS
-        z: Values = kind.word(self.key % (1 << 64))
-        for i in ids:
-            whole: Any = i.to(torch.int64) if isinstance(i, Tensor) else i.astype(np.uint64)
-            z = kind.mix(z + (whole + kind.one) * kind.golden)
+        whole = (i.to(torch.int64) if isinstance(i, Tensor) else i.astype(np.uint64) for i in ids)
+        z: Values = _mixed(kind, kind.word(self.key % (1 << 64)), *whole)
         return z if isinstance(z, Tensor) else z.view(np.int64)
 
     def uniform(self, *ids: Values) -> Values:
@@ -98,7 +113,7 @@ class Stream:
 
     def torch(self) -> torch.Generator:
         """A fresh CPU generator that starts at this stream's key."""
-        return torch.Generator().manual_seed(_signed(self.key % (1 << 64)))
+        return torch.Generator().manual_seed(self.word)
 
     def numpy(self) -> np.random.Generator:
         """A fresh numpy generator that starts at this stream's key."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,12 +61,17 @@ class Batches:
         return Batches(index, mask, steps, tuple(self.widths[k] for k in who), self.counts[first:last, who])
 
     def to(self, device: torch.device) -> Batches:
-        return replace(self, index=self.index.to(device), mask=self.mask.to(device))
+        return (
+            self
+            if self.index.device == device
+            else replace(self, index=self.index.to(device), mask=self.mask.to(device))
+        )
 
     @property
     def turns(self) -> list[bool]:
         """[S]: whether the mask of a step is another than that of the step before."""
-        return [True, *(self.counts[1:] != self.counts[:-1]).any(1).tolist()]
+        counts = self.counts.numpy()
+        return [True, *(counts[1:] != counts[:-1]).any(1).tolist()]
 
 
 class _Far:
@@ -114,14 +119,28 @@ def full(batch: int | None, sizes: Tensor) -> int:
     return min(batch or most, most)
 
 
-def plan_batches(
-    split: Split, ids: Tensor, schedule: Schedule, stream: Stream, per_step: int = 1, sizes: Tensor | None = None
-) -> Batches:
-    """The batches of clients `ids` for one round; `per_step` independent batches in each step.
+class Pace(NamedTuple):
+    """How clients walk through their samples, `width` at a time: in host memory, as it follows from `size` [K]."""
 
-    All is worked out where `split` and `ids` are; `sizes` [K] in host memory, if known there, saves waiting for a GPU.
-    """
-    size: Numbers = (split.size[ids].cpu() if sizes is None else sizes).numpy()
+    size: Numbers
+    width: int
+    steps: Numbers
+    """[K] how many they take,"""
+    epochs: Numbers
+    """[K] in how many orders of their samples;"""
+    epoch: Numbers
+    """[S, K] in which of them a step is,"""
+    before: Numbers
+    """[S, K] how many samples of it come before,"""
+    counts: Numbers
+    """[S, K] and how many are in it."""
+
+    def batches(self, index: Tensor, mask: Tensor) -> Batches:
+        widths, steps = np.minimum(self.size, self.width).tolist(), self.steps.tolist()
+        return Batches(index, mask.expand_as(index), tuple(steps), tuple(widths), torch.from_numpy(self.counts))
+
+
+def paces(size: Numbers, schedule: Schedule) -> Pace:
     longest = int(size.max(initial=0))
     width = max(1, min(schedule.batch or longest, longest))
     laps = -(-size // width)
@@ -130,19 +149,32 @@ def plan_batches(
     s = np.arange(steps.max(initial=0))[:, None]
     epoch, place = np.divmod(s, lap)
     before = place * width
-    counts = np.minimum(size - before, width) * (s < steps)
+    return Pace(size, width, steps, -(-steps // lap), epoch, before, np.minimum(size - before, width) * (s < steps))
+
+
+def in_a_table(entries: int, size: Numbers, epochs: Numbers) -> bool:
+    """Whether a table of so many entries is not mostly empty."""
+    return 0 < entries <= _EMPTY * int((size * epochs).sum())
+
+
+def plan_batches(
+    split: Split, ids: Tensor, schedule: Schedule, stream: Stream, per_step: int = 1, sizes: Tensor | None = None
+) -> Batches:
+    """The batches of clients `ids` for one round; `per_step` independent batches in each step.
+
+    All is worked out where `split` and `ids` are; `sizes` [K] in host memory, if known there, saves waiting for a GPU.
+    """
+    size: Numbers = (split.size[ids].cpu() if sizes is None else sizes).numpy()
+    pace = paces(size, schedule)
     held = _Held.by(ids, split, size)
-    on, within = held.on, held.on.arange(width)
-    mask = within < on.asarray(counts)[..., None]
+    on, within = held.on, held.on.arange(pace.width)
+    mask = within < on.asarray(pace.counts)[..., None]
     layers = []
     for j in range(per_step):
-        order, first, pitch = _orders(held, -(-steps // lap), stream.child(j))
-        entry = on.asarray(first + epoch * pitch + before)
+        order, first, pitch = _orders(held, pace.epochs, stream.child(j))
+        entry = on.asarray(first + pace.epoch * pitch + pace.before)
         layers.append(torch.as_tensor(order[on.where(mask, entry[..., None] + within, 0)]))
-    index = torch.stack(layers, 1)
-    mask = torch.as_tensor(mask)[:, None].expand_as(index)
-    widths = np.minimum(size, width)
-    return Batches(index, mask, tuple(steps.tolist()), tuple(widths.tolist()), torch.from_numpy(counts))
+    return pace.batches(torch.stack(layers, 1), torch.as_tensor(mask)[:, None])
 
 
 def _orders(held: _Held, epochs: Numbers, stream: Stream) -> tuple[Any, Numbers, Numbers]:
@@ -154,7 +186,7 @@ def _orders(held: _Held, epochs: Numbers, stream: Stream) -> tuple[Any, Numbers,
     `bits` maps one to one: no two are the same, and it does not matter whether the way to sort them is a stable one.
     """
     shape = len(epochs), int(epochs.max(initial=0)), int(held.size.max(initial=0))
-    if 0 < math.prod(shape) <= _EMPTY * int((held.size * epochs).sum()):
+    if in_a_table(math.prod(shape), held.size, epochs):
         return _table(held, shape, stream)
     return _strips(held, epochs, stream)
 

@@ -140,6 +140,8 @@ class Executor:
             return client_round(rule, self.world, work.cut(c), {n: t[c] for n, t in state.items()}, alone, updates[c])
 
         cuts = self._cuts(*work.received.shape)
+        if len(cuts) == 1:
+            return client_round(rule, self.world, work, state, alone, updates)
         if self.world.vectorised or self.workers == 1:
             return _join([one(c) for c in cuts], updates)
         # A thread that has not asked yet lets convolutions take all cores, whatever was set for the process.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -213,9 +214,8 @@ class Server:
     def _looked_at(self, done: Attempt, outcome: Outcome, norms: Tensor) -> Attempt:
         """With the model that an outcome leads to, and what has to be known of both."""
         with phase("evaluate"):
-            floats = [
-                t for t in (*outcome.state.values(), outcome.downloads) if t is not None and t.is_floating_point()
-            ]
+            new = () if outcome.state is self.state else outcome.state.values()  # what there is has been looked at
+            floats = [t for t in (*new, outcome.downloads) if t is not None and t.is_floating_point()]
             there = [t for t in floats if t.device == self.w.device]
             few = [t if t.numel() <= _FEW else total(t) for t in there]
             w, *looks = self._look(None, self.w, outcome.direction, done.replies.updates, norms, *few)
@@ -230,8 +230,9 @@ class Server:
         if outcome.direction is not seemed.direction or outcome.downloads is not seemed.downloads:
             done = self._looked_at(done, outcome, norms)
             return done, outcome, answer(*done.looks)
-        new = [t for name, t in outcome.state.items() if t is not seemed.state.get(name)]
-        return done, outcome, [*looks, *answer(*glances(new))]
+        new = [t for name, t in outcome.state.items() if t is not seemed.state.get(name) and t.is_floating_point()]
+        here = [np.isfinite(t.double().numpy()).all(keepdims=True) for t in new if t.device.type == "cpu"]
+        return done, outcome, [*looks, *here, *answer(*glances(t for t in new if t.device.type != "cpu"))]
 
     def _taken_over(self, done: Attempt, outcome: Outcome, finite: bool) -> str:
         """Make the rule's outcome that of the model and the state; or say why it cannot be."""

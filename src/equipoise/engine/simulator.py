@@ -14,6 +14,7 @@ from equipoise.data.federation import SPLITS, Federation, Split
 from equipoise.engine.adversary import claimed_sizes, forged, infiltrated, put
 from equipoise.engine.batches import Batches, full, plan_batches
 from equipoise.engine.clients import Done, Executor, Work, cuts
+from equipoise.engine.dealer import Dealer
 from equipoise.engine.exchange import Plan, Replies
 from equipoise.engine.net import Net
 from equipoise.engine.participation import Participants
@@ -28,7 +29,6 @@ from equipoise.streams import Stream
 from equipoise.threat import Attack, Claims, Forgery, Samples
 
 _TOGETHER = 256  # clients that finish together: bounds memory
-_FEW = 1 << 14  # samples in a round, whose batches are planned sooner than a GPU can be told to
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Simulator:
         federation, self.malicious = infiltrated(federation, attack, stream.child("attack"))
         self.claimed = claimed_sizes(federation, self.malicious)
         self.federation, self.host = federation.to(how.device), federation.splits["train"]
+        self._dealer = Dealer(self.host, self.federation.splits["train"])
         # Samples that an attack changed or added lie behind the others, see `adversary`.
         self.untouched = torch.zeros_like(self.malicious)
         self.untouched[: len(own)] = self.host.start[: len(own)] == own
@@ -151,11 +152,7 @@ class Simulator:
     @phase("gather")
     def _batches(self, rule: ClientRule, round: int, here: Tensor) -> Batches:
         schedule = rule.schedule(self.schedule, round, self.stream.child("schedule", round))
-        stream, device, sizes = self.stream.child("batch", round), self.w0.device, self.host.size[here]
-        if int(sizes.sum()) * schedule.epochs <= _FEW:
-            return plan_batches(self.host, here, schedule, stream, rule.batches, sizes).to(device)
-        split = self.federation.splits["train"]
-        return plan_batches(split, here.to(device), schedule, stream, rule.batches, sizes)
+        return self._dealer(here, schedule, self.stream.child("batch", round), rule.batches)
 
     def foresee(self, round: int, ids: Tensor) -> None:
         """Work out the batches of a round to come, should these clients be drawn: a busy GPU leaves time for it."""

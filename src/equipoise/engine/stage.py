@@ -38,8 +38,7 @@ class Placed(ABC):
         self.parts = [like.new_empty((len(like), width)) for width in self._widths]
 
     def enter(self, rows: Tensor) -> None:
-        for part, given in zip(self.parts, torch.split(rows, self._widths, 1), strict=True):
-            part.copy_(given)
+        torch._foreach_copy_(self.parts, torch.split(rows, self._widths, 1))
 
     @abstractmethod
     def step(self, inputs: Sequence[Any]) -> Sequence[Tensor]:

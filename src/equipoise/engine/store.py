@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,7 +68,7 @@ class ClientStore:
     """Rows of state by client id."""
 
     def __init__(self, n_clients: int, device: torch.device | None = None, personal: Wish = "device") -> None:
-        self._slot = torch.full((n_clients,), -1, dtype=torch.int64)
+        self._slot = np.full(n_clients, -1)  # numpy: there are few at a time, and its calls are cheaper
         self._used = 0
         self._tables: dict[str, Table] = {}
         self._lane, self._personal = Lane(device or torch.device("cpu")), personal
@@ -75,24 +76,25 @@ class ClientStore:
 
     def known(self, ids: Tensor) -> Tensor:
         """[K] bool: which of these clients have state here."""
-        return self._slot[ids.cpu()] >= 0
+        return torch.from_numpy(self._slot[ids.cpu().numpy()] >= 0)
 
     def get(self, ids: Tensor) -> State:
         """The state of clients that are all known, a row each."""
-        slots = self._slot[ids.cpu()]
+        slots = self._slots(ids)
         return {n: t.read(slots) for n, t in self._tables.items()}
+
+    def _slots(self, ids: Tensor) -> Tensor:
+        return torch.from_numpy(self._slot[ids.cpu().numpy()])
 
     def put(self, ids: Tensor, state: State) -> None:
         """Replace the state of these clients; new ones get a row."""
         if not state:
             return
-        ids = ids.cpu()
-        slots = self._slot[ids]
-        new = ids[slots < 0]
-        if len(new):
-            self._slot[new] = torch.arange(self._used, self._used + len(new))
-            self._used += len(new)
-            slots = self._slot[ids]
+        at = ids.cpu().numpy()
+        new = at[self._slot[at] < 0]
+        self._slot[new] = np.arange(self._used, self._used + len(new))
+        self._used += len(new)
+        slots = self._slots(ids)
         for name, rows in state.items():
             if name not in self._tables:
                 self._tables[name] = Table(rows, len(self._slot), self._lane)
@@ -110,7 +112,7 @@ class ClientStore:
 
     def ids(self) -> Tensor:
         """All clients that have state, ascending."""
-        return torch.nonzero(self._slot >= 0).flatten()
+        return torch.from_numpy(np.flatnonzero(self._slot >= 0))
 
     def places(self) -> dict[str, list[Place]]:
         """Where the blocks of each table are."""
@@ -124,7 +126,7 @@ class ClientStore:
         rows = {n: torch.empty((len(ids), *t.shape), dtype=t.dtype) for n, t in self._tables.items()}
         for name, table in self._tables.items():
             for at in torch.split(torch.arange(len(ids)), table.length):  # a device may have no room for all of it
-                rows[name][at[0] : at[-1] + 1] = table.read(self._slot[ids[at]]).cpu()
+                rows[name][at[0] : at[-1] + 1] = table.read(self._slots(ids[at])).cpu()
         return {"ids": ids, **{f"rows/{n}": t for n, t in rows.items()}}
 
     def load(self, dumped: State) -> None:

@@ -167,7 +167,7 @@ class FedLF(ServerRule):
     def _facts(self, cohort: Cohort, state: State) -> _Facts:
         """What is known of a round in host memory."""
         ids, known = near(cohort.ids), {n: t if n in ("rows", "gram") else t.cpu() for n, t in state.items()}
-        seen = _joint(known["seen"], ids)
+        seen = torch.from_numpy(history.joint(known["seen"].numpy(), ids.numpy()))
         absent = history.absent(known, ids, self._since(cohort, len(seen))).numpy()
         stay, memory = self._remembered(cohort, ids, known)
         scale = np.concatenate([np.ones(len(ids)), np.where(absent, cohort.lr / known["lr"].numpy(), 0.0)])
@@ -249,12 +249,6 @@ def _scaled(d: Tensor, size: Tensor) -> Tensor:
     """As long as that; what rounds to zero is zero."""
     length = _norm(d)
     return d * torch.where(length > 0, size / length, 1.0)
-
-
-def _joint(seen: Tensor, ids: Tensor) -> Tensor:
-    """All clients seen so far, ascending."""
-    old, new = seen.numpy(), ids.numpy()
-    return seen if history.among(new, old).all() else torch.from_numpy(np.union1d(old, new))
 
 
 def _norm(x: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ from torch import Tensor
 
 from equipoise.core import At, Cohort, Layout, Method, Outcome, ServerRule, State, normalised
 from equipoise.errors import positive, require
+from equipoise.history import joint
 from equipoise.methods._rows import Table
 from equipoise.methods.local import Alone
 from equipoise.questions import Later, near, sent
@@ -84,7 +85,7 @@ def no_reputations() -> State:
 def enrolled(state: State, ids: Ints) -> tuple[Ints, Floats, Ints]:
     """Everyone known, newcomers included; their reputations, a newcomer's being 0; and where `ids` are in there."""
     known = state["ids"].cpu().numpy()
-    everyone = np.union1d(known, ids)
+    everyone = joint(known, ids)
     reputation = np.zeros(len(everyone))
     reputation[everyone.searchsorted(known)] = state["reputation"].cpu().numpy()
     return everyone, reputation, everyone.searchsorted(ids)
