@@ -110,6 +110,32 @@ def test_what_the_server_does_is_the_same_as_a_graph(
     assert all(any(work._made.values()) for work in works) and (works or name not in ("fedlf", "rffl", "cgsv"))
 
 
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedlf", "rffl", "cgsv"])
+def test_long_rounds_of_a_larger_model_are_the_same_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several steps in one launch, and sorts of as many numbers as take other kernels than a few do, in graphs."""
+    monkeypatch.setattr(graphs, "OFTEN", 1)
+    made = []
+    for device in ("cpu", "cuda"):
+        fed, run = federation((40, 40, 40, 37), shape=(1, 28, 28), classes=10), Run(dtype="float64", device=device)
+        sim = simulation(
+            METHODS[name].make(),
+            fed,
+            model="mlp",
+            hidden=(64, 64),
+            train=Train(epochs=1, batch=2, lr=0.02),
+            run=replace(run, executor="vmap", replay="on"),
+        )
+        for _ in range(6):
+            sim.step()
+        made.append(sim)
+    compare(*made)
+    replay, server = made[1].simulator.replay, made[1].server
+    assert replay is not None and {16, 4, 1} <= {
+        n for graph in replay._captured.values() if graph for n in graph.strides
+    }
+    assert all(any(work._made.values()) for work in server._again._works.values())
+
+
 def devices(executor: str, replay: str) -> list[tuple[str, str, str]]:
     return [("cpu", "loop", "off"), ("cuda", executor, replay)]
 
