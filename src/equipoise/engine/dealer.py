@@ -53,14 +53,14 @@ class Dealer:
         size, device = self._host.size[ids], self._far.index.device
         if self._far.index.is_cuda:
             pace = paces(size.numpy(), schedule)
-            what = self._deal(pace, schedule, per_step)
+            what = self._room(pace, schedule, per_step)
             if what.entries <= _TABLE and in_a_table(what.entries // per_step, pace.size, pace.epochs):
                 return self._at_once(what, pace, ids, stream)
             if int(size.sum()) * schedule.epochs > _FEW:
                 return plan_batches(self._far, ids.to(device), schedule, stream, per_step, size)
         return plan_batches(self._host, ids, schedule, stream, per_step, size).to(device)
 
-    def _deal(self, pace: Pace, schedule: Schedule, per_step: int) -> Deal:
+    def _room(self, pace: Pace, schedule: Schedule, per_step: int) -> Deal:
         """With room for clients who hold the most."""
         width = min(schedule.batch or self._longest, self._longest)
         laps = schedule.epochs * -(-self._longest // max(width, 1)) if schedule.steps is None else schedule.steps
