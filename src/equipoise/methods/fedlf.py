@@ -172,13 +172,13 @@ class FedLF(ServerRule):
         scale = np.concatenate([np.ones(len(ids)), np.where(absent, cohort.lr / known["lr"].numpy(), 0.0)])
         cap, since = (0 if self.absent == "none" else self.cap), (cohort.round if self.absent == "last" else 0)
         stay = history.kept(known, ids, cohort.round, cap, since)
-        return _Facts(self._layers(cohort), torch.from_numpy(scale), stay, seen, int(absent.sum()))
+        return _Facts(self._layers(cohort), ids, torch.from_numpy(scale), stay, seen, int(absent.sum()))
 
     def _remembered(self, cohort: Cohort, state: State, facts: _Facts) -> State:
         """Updates as they were sent, so that their products with each other need not be computed again."""
-        ids, known = near(cohort.ids), _in_host_memory(state)
+        known = _in_host_memory(state)
         lr = known["lr"].new_full((len(cohort),), cohort.lr)
-        memory = history.moved(known, ids, cohort.round, facts.stay, rows=cohort.updates, lr=lr)
+        memory = history.moved(known, facts.ids, cohort.round, facts.stay, rows=cohort.updates, lr=lr)
         return {**memory, "seen": facts.seen}
 
     def _layers(self, cohort: Cohort) -> dict[str, list[slice]]:
@@ -219,6 +219,8 @@ class _Facts(NamedTuple):
     """What is known of a round before anything is computed; rows are [updates; remembered ones]."""
 
     layers: dict[str, list[slice]]
+    ids: Tensor
+    """Whose updates these are, in host memory."""
     scale: Tensor
     """[n]: what makes the lr of a remembered update this round's; 0 where it does not count."""
     stay: Tensor
