@@ -15,7 +15,7 @@ TEXT = """
 [audit]
 methods = ["fedavg", { name = "eagle", window = 2, cap = 4 }]
 attacks = ["none", { name = "sign-flip", fraction = 0.25, scale = 5.0 }]
-seeds = [0]
+seeds = [0, 1]
 alone_epochs = 4
 [data]
 dataset = "digits"
