@@ -93,14 +93,14 @@ def same(a: Batches, b: Batches) -> bool:
     )
 
 
-@given(
+ROUNDS = (  # sizes, epochs, steps, batch, batches a step, seed
     st.lists(st.sampled_from([0, 1, 2, 17, 20, 23, 300]), min_size=1, max_size=6),
-    st.integers(1, 2),
-    st.sampled_from([None, 1, 30]),
-    st.sampled_from([None, 1, 7]),
-    st.integers(1, 3),
-    st.integers(0, 2**64 - 1),
+    *(st.integers(1, 2), st.sampled_from([None, 1, 30]), st.sampled_from([None, 1, 7])),
+    *(st.integers(1, 3), st.integers(0, 2**64 - 1)),
 )
+
+
+@given(*ROUNDS)
 def test_numpy_in_host_memory_and_torch_on_a_device_agree_to_the_bit(
     sizes: list[int], epochs: int, steps: int | None, batch: int | None, b: int, seed: int
 ) -> None:

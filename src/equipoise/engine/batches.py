@@ -61,11 +61,9 @@ class Batches:
         return Batches(index, mask, steps, tuple(self.widths[k] for k in who), self.counts[first:last, who])
 
     def to(self, device: torch.device) -> Batches:
-        return (
-            self
-            if self.index.device == device
-            else replace(self, index=self.index.to(device), mask=self.mask.to(device))
-        )
+        if self.index.device == device:
+            return self
+        return replace(self, index=self.index.to(device), mask=self.mask.to(device))
 
     @property
     def turns(self) -> list[bool]:
@@ -165,8 +163,12 @@ def plan_batches(
     All is worked out where `split` and `ids` are; `sizes` [K] in host memory, if known there, saves waiting for a GPU.
     """
     size: Numbers = (split.size[ids].cpu() if sizes is None else sizes).numpy()
-    pace = paces(size, schedule)
-    held = _Held.by(ids, split, size)
+    return planned(paces(size, schedule), split, ids, stream, per_step)
+
+
+def planned(pace: Pace, split: Split, ids: Tensor, stream: Stream, per_step: int) -> Batches:
+    """The same, where it is known how clients walk through their samples."""
+    held = _Held.by(ids, split, pace.size)
     on, within = held.on, held.on.arange(pace.width)
     mask = within < on.asarray(pace.counts)[..., None]
     layers = []

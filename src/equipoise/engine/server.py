@@ -214,8 +214,8 @@ class Server:
     def _looked_at(self, done: Attempt, outcome: Outcome, norms: Tensor) -> Attempt:
         """With the model that an outcome leads to, and what has to be known of both."""
         with phase("evaluate"):
-            new = () if outcome.state is self.state else outcome.state.values()  # what there is has been looked at
-            floats = [t for t in (*new, outcome.downloads) if t is not None and t.is_floating_point()]
+            made = *outcome.state.values(), outcome.downloads
+            floats = [t for t in made if t is not None and t.is_floating_point()]
             there = [t for t in floats if t.device == self.w.device]
             few = [t if t.numel() <= _FEW else total(t) for t in there]
             w, *looks = self._look(None, self.w, outcome.direction, done.replies.updates, norms, *few)

@@ -125,7 +125,7 @@ class FedLF(ServerRule):
         gram, fair = whole(new, state["gram"].cpu()), [self._h(f) for f in losses]
         hulls = Hulls(gram * facts.scale[:, None] * facts.scale, len(cohort), self.normalise_rows, *fair)
         groups, found = merged(hulls)
-        after = {**self._remembered(cohort, state, facts), "gram": _among(gram, facts.stay)}
+        after = {**self._remembered(cohort, facts), "gram": _among(gram, facts.stay)}
         told = facts.told(groups, found.against.tolist(), bool(fair and fair[0][1]))
         if size == 0 or found.zero.any():
             zero, reason = torch.zeros_like(cohort.start), "Pareto stationary: some mixture of the updates is zero"
@@ -143,7 +143,7 @@ class FedLF(ServerRule):
         small = (sent(t, cohort.updates) for t in (facts.scale, facts.stay))
         kind = tuple(tuple((p.start, p.stop) for p in parts) for parts in facts.slices)
         d, gram, *asked = cohort.again(self._decided, kind, *small, *given)
-        outcome = Outcome(d, {**self._remembered(cohort, state, facts), "gram": gram})  # while that is being worked out
+        outcome = Outcome(d, {**self._remembered(cohort, facts), "gram": gram})  # while that is being worked out
 
         def settle(size: Floats, zero: Floats, exact: Floats, against: Floats, fair: Floats) -> Outcome:
             if size == 0 or zero.any() or not exact.all():
@@ -166,19 +166,18 @@ class FedLF(ServerRule):
 
     def _facts(self, cohort: Cohort, state: State) -> _Facts:
         """What is known of a round in host memory."""
-        ids, known = near(cohort.ids), _in_host_memory(state)
+        ids, known = near(cohort.ids), {n: t if n in ("rows", "gram") else t.cpu() for n, t in state.items()}
         seen = torch.from_numpy(history.joint(known["seen"].numpy(), ids.numpy()))
         absent = history.absent(known, ids, self._since(cohort, len(seen))).numpy()
         scale = np.concatenate([np.ones(len(ids)), np.where(absent, cohort.lr / known["lr"].numpy(), 0.0)])
         cap, since = (0 if self.absent == "none" else self.cap), (cohort.round if self.absent == "last" else 0)
         stay = history.kept(known, ids, cohort.round, cap, since)
-        return _Facts(self._layers(cohort), ids, torch.from_numpy(scale), stay, seen, int(absent.sum()))
+        return _Facts(self._layers(cohort), ids, known, torch.from_numpy(scale), stay, seen, int(absent.sum()))
 
-    def _remembered(self, cohort: Cohort, state: State, facts: _Facts) -> State:
+    def _remembered(self, cohort: Cohort, facts: _Facts) -> State:
         """Updates as they were sent, so that their products with each other need not be computed again."""
-        known = _in_host_memory(state)
-        lr = known["lr"].new_full((len(cohort),), cohort.lr)
-        memory = history.moved(known, facts.ids, cohort.round, facts.stay, rows=cohort.updates, lr=lr)
+        lr = facts.known["lr"].new_full((len(cohort),), cohort.lr)
+        memory = history.moved(facts.known, facts.ids, cohort.round, facts.stay, rows=cohort.updates, lr=lr)
         return {**memory, "seen": facts.seen}
 
     def _layers(self, cohort: Cohort) -> dict[str, list[slice]]:
@@ -220,7 +219,9 @@ class _Facts(NamedTuple):
 
     layers: dict[str, list[slice]]
     ids: Tensor
-    """Whose updates these are, in host memory."""
+    """Whose updates these are,"""
+    known: State
+    """and the rule's state before them: all but its rows and products in host memory."""
     scale: Tensor
     """[n]: what makes the lr of a remembered update this round's; 0 where it does not count."""
     stay: Tensor
@@ -242,11 +243,6 @@ class _Facts(NamedTuple):
             "merged": [name for name, group in zip(names, groups, strict=True) if len(group) > 1],
             "group_conflicts": dict(zip(names, against, strict=True)),
         }
-
-
-def _in_host_memory(state: State) -> State:
-    """All but what is as long as a model, or grows with the square of clients."""
-    return {n: t if n in ("rows", "gram") else t.cpu() for n, t in state.items()}
 
 
 def _among(gram: Tensor, at: Tensor) -> Tensor:
