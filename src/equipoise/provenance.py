@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equipoise import __version__, files, registry
 from equipoise import config as configs
-from equipoise import files, registry
 from equipoise.data.federation import SPLITS, Federation
 from equipoise.engine.run import Simulation
 from equipoise.errors import EquipoiseError
@@ -136,12 +136,12 @@ def _rows_at_once(t: Tensor) -> int:
 
 def environment(simulation: Simulation, own: Mapping[str, str] | None = None, data: str = "") -> dict[str, Any]:
     """What the numbers may depend on besides the config; `data` is the fingerprint of the user's own."""
-    packages = ("equipoise", "torch", "numpy", "pyarrow", "safetensors")
+    packages = ("torch", "numpy", "pyarrow", "safetensors")
     device = simulation.server.w.device
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version(name) for name in packages},
+        "packages": {"equipoise": __version__, **{name: version(name) for name in packages}},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "executor": "vmap" if simulation.vectorised else "loop",
         "executor_reason": simulation.executor_reason,

@@ -11,14 +11,13 @@ import hashlib
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equipoise import files
+from equipoise import __version__, files
 from equipoise.at import At, Schedule, Stop
 from equipoise.core import SGD, ClientRule, Mean, Method, Objective, State
 from equipoise.data.federation import SPLITS
@@ -92,7 +91,7 @@ def _basis(simulation: Simulation, stop: Stop) -> dict[str, Any]:
         "seed": simulation.settings.seed,
         "executor": f"{'vmap' if simulation.vectorised else 'loop'} on {s.w0.device.type}"
         + (", played back" if s.alone else ""),
-        "version": version("equipoise"),
+        "version": __version__,
     }
 
 

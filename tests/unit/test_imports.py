@@ -1,11 +1,18 @@
 """Who may import whom, and that the core path runs on a machine that has little installed."""
 
 import ast
+import importlib.metadata
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import pytest
+
 import equipoise
+from equipoise import provenance, standalone
+from equipoise.at import Stop
+from tests.small import simulation
 
 SOURCE = Path(equipoise.__file__).parent
 LAYERS = [
@@ -63,6 +70,7 @@ def test_the_core_path_needs_torch_numpy_and_safetensors_only() -> None:
         modules += [f"equipoise.{package}.{p.stem}" for p in (SOURCE / package).glob("*.py") if p.stem != "__init__"]
     code = f"""
 import sys
+import tomllib
 class Block:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {BLOCKED!r}:
@@ -88,3 +96,21 @@ def test_help_needs_no_torch() -> None:
 
 def test_core_is_short() -> None:
     assert len((SOURCE / "core.py").read_text().splitlines()) < 300
+
+
+def test_a_checkout_that_is_not_installed_knows_its_version_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on machines where nothing can be installed: a path to the source has to do."""
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())
+    assert project["project"]["version"] == equipoise.__version__
+    known = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "equipoise":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return known(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(provenance, "version", version)
+    sim = simulation()
+    assert provenance.environment(sim)["packages"]["equipoise"] == equipoise.__version__
+    assert standalone._basis(sim, Stop())["version"] == equipoise.__version__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from equipoise import __version__
 from equipoise.cli import audits, data, deploy, doctor, parts, reproduce, runs
 
 app = typer.Typer(
@@ -34,9 +35,7 @@ app.command("doctor")(doctor.doctor)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"equipoise {version('equipoise')}")
+        typer.echo(f"equipoise {__version__}")
         raise typer.Exit
 
 

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from equipoise import __version__
 from equipoise.cli.terminal import FAILED, Json, Verbose, guarded, put_json, put_table
 
 _PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "typer", "rich", "pooch", "pyarrow", "scipy")
@@ -33,7 +34,8 @@ def doctor(
       equipoise doctor --folder /scratch/runs
     """
     checks: dict[str, Callable[[], str]] = {"python": platform.python_version, "platform": platform.platform}
-    checks |= {name: partial(importlib.metadata.version, name) for name in ("equipoise", *_PACKAGES)}
+    checks |= {"equipoise": lambda: __version__}
+    checks |= {name: partial(importlib.metadata.version, name) for name in _PACKAGES}
     checks |= {
         "device": _device,
         "kernels": _kernels,
