@@ -4,8 +4,8 @@
 
 Random images of Fashion-MNIST's size, 600 samples per client, one local epoch. For every model and cohort, in one run:
 
-- *step*: the wall time of whole rounds (drawing, batches, gathering, training, admission, aggregation, bookkeeping)
-  divided by their local steps
+- *step*: the wall time of whole rounds in a row (drawing, batches, gathering, training, admission, aggregation,
+  bookkeeping) divided by their local steps: the median of five times --rounds, and from which to which
 - *training*: the time of local training alone, by CUDA events around it, divided by the same steps
 - *whole / training*: what everything else costs
 - *one by one*: the same rounds with one client after the other, nothing recorded; the ratio to *step*
@@ -103,6 +103,16 @@ def timed(job: Callable[[], object], device: str) -> float:
     return time.perf_counter() - began
 
 
+def per_round(sim: Simulation, device: str, rounds: int) -> list[float]:
+    """Seconds, five times: of so many rounds in a row, as in a run, where one begins while the last is taken over."""
+
+    def some() -> None:
+        for _ in range(rounds):
+            sim.step()
+
+    return [timed(some, device) / rounds for _ in range(5)]
+
+
 class Clock:
     """Adds up the time of local training, as the device sees it."""
 
@@ -156,9 +166,9 @@ def case(fed: Federation, name: str, cohort: int, batch: int, device: str, round
     slow.step()
     away = distance(fed, name, cohort, batch, device)
     steps = -(-N // batch)
-    for _ in range(2):
+    for _ in range(9):  # until graphs are made
         fast.step()
-    each = [timed(fast.step, device) for _ in range(rounds)]
+    each = per_round(fast, device, rounds)
     with Clock(device) as clock:
         for _ in range(rounds):
             fast.step()
@@ -183,7 +193,7 @@ def rounds_of(fed: Federation, name: str, net: str, batch: int, device: str, rou
     sim = simulation(fed, net, 10, batch, device, "vmap", "on", method=made)
     for _ in range(100):  # until everyone has been drawn, FedLF remembers all, and graphs are made
         sim.step()
-    each = [timed(sim.step, device) for _ in range(rounds)]
+    each = per_round(sim, device, rounds)
     with Clock(device) as clock:
         for _ in range(rounds):
             sim.step()

@@ -12,22 +12,49 @@ import torch
 from torch import Tensor
 
 Of = TypeVar("Of")
+Floats = npt.NDArray[np.float64]
 
 
 _PLAIN = {torch.float64: np.float64, torch.float32: np.float32, torch.int64: np.int64, torch.bool: np.bool_}
 """Numbers that numpy reads as they come; others are turned into float64 on the way."""
 
 
-def answer(*asked: Tensor) -> list[npt.NDArray[np.float64]]:
-    """These in host memory, in float64 (whole numbers are exact up to 2^53): a GPU is asked once for all of them.
+def answer(*asked: Tensor) -> list[Floats]:
+    """These in host memory, in float64 (whole numbers are exact up to 2^53): a GPU is asked once for all of them."""
+    return ask(*asked)()
+
+
+def ask(*asked: Tensor) -> Callable[[], list[Floats]]:
+    """Asks now; to call what is given back waits for the answer, and for nothing that a GPU is told to do by then.
 
     What it has is put together byte by byte: to make numbers of one type of them first takes a launch for each.
     """
     far = [t if t.dtype in _PLAIN else t.double() for t in asked if _far(t)]
-    told = torch.cat([t.flatten().view(torch.uint8) for t in far]).cpu().numpy() if far else np.empty(0, np.uint8)
-    pieces = np.split(told, np.cumsum([t.numel() * t.itemsize for t in far])[:-1]) if far else []
-    there = iter([piece.view(_PLAIN[t.dtype]).astype(np.float64) for piece, t in zip(pieces, far, strict=True)])
-    return [next(there).reshape(t.shape) if _far(t) else t.to(torch.float64, copy=True).numpy() for t in asked]
+    there = torch.cat([t.flatten().view(torch.uint8) for t in far]).to("cpu", non_blocking=True) if far else None
+    wait = _mark() if far else None
+
+    def told() -> list[Floats]:
+        if there is None or wait is None:
+            return [_float64(t) for t in asked]
+        wait()
+        pieces = np.split(there.numpy(), np.cumsum([t.numel() * t.itemsize for t in far])[:-1])
+        found = iter([piece.view(_PLAIN[t.dtype]).astype(np.float64) for piece, t in zip(pieces, far, strict=True)])
+        return [next(found).reshape(t.shape) if _far(t) else _float64(t) for t in asked]
+
+    return told
+
+
+def _float64(t: Tensor) -> Floats:
+    return t.to(torch.float64, copy=True).numpy()
+
+
+def _mark() -> Callable[[], object]:
+    """Waits for all that a GPU has been told to do up to here; where none has been woken there is nothing."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return lambda: None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event.synchronize
 
 
 @dataclass(frozen=True)
@@ -39,7 +66,7 @@ class Later(Generic[Of]):
     settle: Callable[..., Of] | None = None
     """What it is, given the answers; None: as it seems."""
 
-    def settled(self, *answers: npt.NDArray[np.float64]) -> Of:
+    def settled(self, *answers: Floats) -> Of:
         return self.likely if self.settle is None else self.settle(*answers)
 
     def now(self) -> Of:

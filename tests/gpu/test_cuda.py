@@ -110,6 +110,24 @@ def test_what_the_server_does_is_the_same_as_a_graph(
     assert all(any(work._made.values()) for work in works) and (works or name not in ("fedlf", "rffl", "cgsv"))
 
 
+@pytest.mark.parametrize("attack", [None, SendNaN(clients=(1,))], ids=str)
+@pytest.mark.parametrize("name", ["fedavg", "fedlf", "ditto", "apfl", "fedprox"])
+def test_rounds_that_are_begun_early_are_the_same_bits(name: str, attack: Attack | None) -> None:
+    sims = []
+    for begins in (True, False):
+        run, some = Run(dtype="float32", device="cuda", replay="on"), Participation(per_round=3)
+        sim = simulation(
+            METHODS[name].make(), federation((40, 40, 40, 37, 12)), participation=some, attack=attack, run=run
+        )
+        assert sim.simulator.begins
+        sim.simulator.begins = begins
+        sims.append((sim, [str(sim.step()) for _ in range(30)]))
+    (one, told), (other, wanted) = sims
+    assert told == wanted and (one.simulator._begun is not None) == (other.server._likely is not None)
+    wanted_of, found = other.dump(), one.dump()
+    assert wanted_of.keys() == found.keys() and all(torch.equal(t, found[n]) for n, t in wanted_of.items())
+
+
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "fedlf", "rffl", "cgsv"])
 def test_long_rounds_of_a_larger_model_are_the_same_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several steps in one launch, and sorts of as many numbers as take other kernels than a few do, in graphs."""

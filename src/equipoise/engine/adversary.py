@@ -1,8 +1,9 @@
-"""What an attack does to a federation before the first round: clients it adds, and samples it changes; and how what
-malicious clients send takes the place of what they would have sent."""
+"""What an attack does to a federation before the first round: clients it adds, and samples it changes; what it does to
+batches in every round; and how what malicious clients send takes the place of what they would have sent."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from equipoise.data.federation import SPLITS, Dataset, Federation, Split
 from equipoise.engine.exchange import Replies
+from equipoise.engine.phases import phase
 from equipoise.streams import Stream
-from equipoise.threat import Attack, Samples
+from equipoise.threat import Attack, Claims, Samples
 
 
 def infiltrated(federation: Federation, attack: Attack | None, stream: Stream) -> tuple[Federation, Tensor]:
@@ -129,12 +131,45 @@ def _stored(data: Dataset, x: Tensor) -> Tensor:
     return x.to(data.x.dtype) if data.scale == 1.0 or data.x.dtype == torch.int64 else (x / data.scale).to(data.x.dtype)
 
 
+def disturbance(
+    attack: Attack, malicious: Tensor, classes: int, stream: Stream
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """(x, y, client, index) -> (x, y): what the attack does to the batches of malicious clients in one round."""
+
+    @phase("attack")
+    def disturb(x: Tensor, y: Tensor, ids: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        bad = torch.nonzero(malicious.to(ids.device)[ids]).flatten()
+        if len(bad) == 0:
+            return x, y
+        client = ids[bad].repeat_interleave(index.shape[1])
+        seen = Samples(x[bad].flatten(0, 1), y[bad].flatten(0, 1), client, index[bad].reshape(-1), classes)
+        out = attack.outliers(seen, stream)
+        return x.index_copy(0, bad, out.x.view_as(x[bad])), y.index_copy(0, bad, out.y.view_as(y[bad]))
+
+    return disturb
+
+
 def put(whole: Tensor, bad: Tensor, part: Tensor | None) -> Tensor:
     """A copy with other rows in the place of the malicious ones."""
     assert part is not None
     out = whole.clone()
     out[bad] = part.to(out.dtype)
     return out
+
+
+def misreported(replies: Replies, bad: Tensor, attack: Attack, stream: Stream) -> Replies:
+    """The replies with what malicious clients say about themselves: sizes, losses, signals."""
+    losses, signals = replies.losses, replies.signals
+    claims = Claims(
+        replies.sizes[bad], None if losses is None else losses[bad], {n: s[bad] for n, s in signals.items()}
+    )
+    told = attack.lie(claims, stream)
+    return replace(
+        replies,
+        sizes=put(replies.sizes, bad, told.sizes),
+        losses=None if losses is None else put(losses, bad, told.losses),
+        signals={n: put(s, bad, told.signals[n]) for n, s in signals.items()},
+    )
 
 
 def forged(replies: Replies, bad: Tensor, sent: Any) -> Replies:

@@ -20,6 +20,7 @@ from torch import Tensor
 from equipoise.at import Schedule, Stop
 from equipoise.core import SGD, ClientRule, State
 from equipoise.engine.batches import Batches, full, plan_batches
+from equipoise.engine.exchange import Plan, Replies
 from equipoise.engine.legs import halves
 from equipoise.engine.precision import steps_in
 from equipoise.engine.replay import Replay
@@ -65,6 +66,20 @@ class Done:
     signals: State = field(default_factory=dict)
     same: frozenset[str] = frozenset()
     """What of the state is as it was before the round."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What clients `ids`, in host memory, made of a plan and its model, which had been written to so many times."""
+
+    plan: Plan
+    writes: int
+    ids: Tensor
+    done: Done
+    replies: Replies
+
+    def is_of(self, plan: Plan) -> bool:
+        return self.plan is plan and self.writes == plan.w._version
 
 
 def client_round(

@@ -55,5 +55,8 @@ class Exchange(Protocol):
     def foresee(self, round: int, ids: Tensor) -> None:
         """These clients will be asked next, if nothing comes in between; for whoever can use the time."""
 
+    def anticipate(self, plan: Plan) -> None:
+        """This will be the next plan, if nothing comes in between; for whoever has nothing better to do than begin."""
+
     def deliver(self, plan: Plan, ids: Tensor, downloads: Tensor) -> None:
         """Hand each client the delta that the server made for it."""

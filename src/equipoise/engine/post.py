@@ -104,6 +104,9 @@ class MessageExchange:
     def foresee(self, round: int, ids: Tensor) -> None:
         pass
 
+    def anticipate(self, plan: Plan) -> None:
+        pass
+
     def deliver(self, plan: Plan, ids: Tensor, downloads: Tensor) -> None:
         self._waiting |= {k: (plan.round, row) for k, row in zip(ids.tolist(), downloads, strict=True)}
 

@@ -26,7 +26,7 @@ from equipoise.engine.phases import phase
 from equipoise.engine.settings import Admission, Train
 from equipoise.errors import EquipoiseError
 from equipoise.layout import Layout
-from equipoise.questions import Later, answer, moved, near
+from equipoise.questions import Later, answer, ask, moved, near
 from equipoise.streams import Stream
 
 
@@ -90,8 +90,10 @@ class Server:
         self.round, self.w, self.state = 0, w.clone(), self.rule.init(w)
         self.excluded = torch.zeros(participants.n + participants.added, dtype=torch.bool)
         self._next = -1, torch.empty(0, dtype=torch.int64)
+        self._likely: Plan | None = None
         self._judge, self._again = Repeated(partial(judged, admission)), Again()
         self._look = Repeated(partial(_looked, layout.layers()), _LITTLE)
+        self._silent = type(self.rule).plan is ServerRule.plan  # else what it says may depend on what is not known yet
         self._willing = vars(type(self.rule)).get("early", False)
         self._ahead = self._willing and _is_of_one_piece(type(self.rule))
         self.rule.check(participants.most)
@@ -105,15 +107,20 @@ class Server:
         return record
 
     def plan(self) -> Plan:
-        round, drawn = self._next
+        (round, drawn), likely = self._next, self._likely
+        if round == self.round and likely is not None and likely.w is self.w:
+            return likely
         with phase("draw"):
             if round != self.round:
                 drawn = self.participants.draw(self.round, self.excluded)
-            ids = moved(drawn, self.w.device)
-        lr = self.train.lr * self.train.lr_decay**self.round
+        return self._plan(self.round, drawn, self.w, self.state)
+
+    def _plan(self, round: int, drawn: Tensor, w: Tensor, state: State) -> Plan:
+        with phase("draw"):
+            ids = moved(drawn, w.device)
         with phase("server rule"):
-            messages = self.rule.plan(ids, self.state)
-        return Plan(self.round, ids, self.w, lr, messages, self.rule.needs)
+            messages = self.rule.plan(ids, state)
+        return Plan(round, ids, w, self.train.lr * self.train.lr_decay**round, messages, self.rule.needs)
 
     def absorb(self, plan: Plan, exchange: Exchange) -> RoundRecord:
         replies = exchange(plan)
@@ -121,10 +128,10 @@ class Server:
         with phase("admission"):
             presumed = presume(replies, self.admission, self._judge)
         early = self._early(plan, presumed, exchange)
-        self._look_ahead(exchange)
-        asked = [presumed.flags, *(early.asked if early else ())] if presumed else []
+        told_of = ask(*([presumed.flags, *(early.asked if early else ())] if presumed else []))
+        self._look_ahead(exchange, early)
         with phase("admission"):
-            told = answer(*asked)
+            told = told_of()
             admitted = admit(replies, self.admission, presumed, told[0] if told else None)
         kept, ids = admitted.replies, admitted.ids
         touched = {"size_capped": list(admitted.capped), "guarded": list(admitted.guarded)}
@@ -159,11 +166,19 @@ class Server:
         conflicts = dict(zip(conflict_names(self.layout.layers()), map(int, against.tolist()), strict=True))
         return record(stop=outcome.stop, conflicts=conflicts, info={**info, **outcome.info})
 
-    def _look_ahead(self, exchange: Exchange) -> None:
-        """Draw the next round and tell the exchange, which may still be at work on this one."""
+    def _look_ahead(self, exchange: Exchange, early: Attempt | None) -> None:
+        """Draw the next round and tell the exchange, which may still be at work on this one.
+
+        The plan too, where it is known what it will be unless this round comes out otherwise than it seems to.
+        """
         with phase("draw"):
             self._next = self.round + 1, self.participants.draw(self.round + 1, self.excluded)
         exchange.foresee(*self._next)
+        self._likely, seems = None, early.later.likely if early and early.later else None
+        known = self._silent and seems is not None and seems.downloads is None
+        if known and early and seems and self.round + 1 < self.train.rounds:
+            self._likely = self._plan(*self._next, early.w, seems.state)
+            exchange.anticipate(self._likely)
 
     def cohort(self, plan: Plan, replies: Replies, exchange: Exchange) -> Cohort:
         """What the server rule is shown of a round."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 from equipoise.at import Schedule, Stop
 from equipoise.core import SGD, ClientRule, Method, State
 from equipoise.data.federation import SPLITS, Federation, Split
-from equipoise.engine.adversary import claimed_sizes, forged, infiltrated, put
+from equipoise.engine.adversary import claimed_sizes, disturbance, forged, infiltrated, misreported, put
 from equipoise.engine.batches import Batches, full, plan_batches
-from equipoise.engine.clients import Done, Executor, Work, cuts
+from equipoise.engine.clients import Done, Executor, Trained, Work, cuts
 from equipoise.engine.dealer import Dealer
 from equipoise.engine.exchange import Plan, Replies
 from equipoise.engine.net import Net
@@ -26,9 +27,10 @@ from equipoise.engine.store import ClientStore, Seen, Wish
 from equipoise.engine.view import Disturb, World
 from equipoise.questions import moved, near, sent
 from equipoise.streams import Stream
-from equipoise.threat import Attack, Claims, Forgery, Samples
+from equipoise.threat import Attack, Claims, Forgery
 
 _TOGETHER = 256  # clients that finish together: bounds memory
+_BEGUN = 1 << 25  # numbers in the updates of a round that may be begun early: those of two are in memory then
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,10 @@ class Simulator:
         self.replay = Replay(sizes, self._widest(), capture, relay) if how.replay else None
         self.risks = Risks(sizes) if how.replay and capture else None
         self.alone = how.alone and on_gpu and how.vectorised
-        self._last: tuple[Tensor, Done] | None = None
+        self.begins = on_gpu and self.replay is not None
+        """Whether the next round may be begun while somebody is still busy with this one."""
+        self._last: Trained | None = None
+        self._begun: Trained | None = None
         self._stateful = bool(self.rule.init(self.w0[None]))
         self._side = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
         self._foreseen: tuple[int, Tensor, Batches | None] = (-1, torch.empty(0, dtype=torch.int64), None)
@@ -99,22 +104,43 @@ class Simulator:
         return Executor(World(self.net, self.federation, self.host, *how), self.workers)
 
     def __call__(self, plan: Plan) -> Replies:
+        begun, self._begun, self._last = self._begun, None, None  # what nobody needs makes room
+        if begun is None or not begun.is_of(plan):
+            begun = None
+            begun = self._trained(plan)
+        if len(begun.ids) == 0:
+            return begun.replies
+        with phase("train"):
+            self._keep(begun.ids, begun.done)
+        self._last = begun
+        return self._attacked(plan, begun.replies)
+
+    def _trained(self, plan: Plan) -> Trained:
+        """What the clients who answer make of a plan; nothing is stored."""
         drawn = near(plan.ids)
         here = self.participants.answering(plan.round, drawn)
         ids = plan.ids if here is drawn else moved(here, plan.w.device)
-        if len(ids) == 0:
-            return Replies(ids, plan.w.new_zeros((0, len(plan.w))), ids)
         messages = dict(plan.messages)
         if len(ids) < len(plan.ids):
             keep = torch.isin(plan.ids, ids)
             messages = {n: t[keep] for n, t in messages.items()}
         sizes = sent(self.claimed[here], plan.w)
-        self._last = None  # so that its memory can be used again
-        done = self.train(plan, ids, messages, ends=type(self.rule).receive is not ClientRule.receive)
-        with phase("train"):
-            self._keep(here, done)
-        self._last = here, done
-        return self._attacked(plan, Replies(ids, done.updates, sizes, done.losses, done.signals))
+        if len(ids) == 0:
+            done = Done(plan.w.new_zeros((0, len(plan.w))), None, {}, None)
+        else:
+            done = self.train(plan, ids, messages, ends=type(self.rule).receive is not ClientRule.receive)
+        replies = Replies(ids, done.updates, sizes, done.losses, done.signals)
+        return Trained(plan, plan.w._version, here, done, replies)
+
+    def anticipate(self, plan: Plan) -> None:
+        """Begin a round that is asked for next, unless something comes in between: nobody sees anything of it before.
+
+        So a GPU goes on training while the host takes over what came of this round.
+        """
+        small = len(plan.ids) * len(plan.w) <= _BEGUN
+        if self.begins and small and (not self._stateful or bool(self.store.known(near(plan.ids)).all())):
+            with suppress(Exception):  # say, of a model that is none; what is asked for all the same fails then
+                self._begun = self._trained(plan)
 
     def finish(self, plan: Plan) -> None:
         """Every client's last training, if the method has one; nothing is sent to the server any more."""
@@ -140,9 +166,9 @@ class Simulator:
         rule, stream = rule or self.rule, self.stream.child("batch", plan.round)
         here, (round, known, ready) = near(ids), self._foreseen
         foreseen = rule is self.rule and round == plan.round and torch.equal(known, here)
-        batches = ready if foreseen and ready is not None else self._batches(rule, plan.round, here)
         if self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
+        batches = ready if foreseen and ready is not None else self._batches(rule, plan.round, here)
         received = plan.w.expand(len(ids), -1)
         losses, chance = "losses" in plan.needs, stream.child("model")
         work = Work(ids, received, batches, messages, plan.lr, plan.round, chance, losses, ends)
@@ -158,8 +184,8 @@ class Simulator:
         """Work out the batches of a round to come, should these clients be drawn: a busy GPU leaves time for it."""
         if self._side is not None:
             # Beside the training: copies in the main stream would wait for it. What is made here is used there until
-            # the server has its answer, which it waits for before the next round but one is foreseen: so nobody is
-            # given this memory while it is in use.
+            # the server has the answer of that round, which it waits for before the next round but one is foreseen: so
+            # nobody is given this memory while it is in use.
             with torch.cuda.stream(self._side):
                 here = self.participants.answering(round, ids)
                 self._foreseen = round, here, self._batches(self.rule, round, here)
@@ -227,7 +253,8 @@ class Simulator:
     @phase("train")
     def deliver(self, plan: Plan, ids: Tensor, downloads: Tensor) -> None:
         assert self._last is not None
-        trained, done = self._last
+        self._begun = None  # with states that are about to change
+        trained, done = self._last.ids, self._last.done
         if done.end is None:  # clients that do not take deltas
             return
         end, state = done.end, done.state
@@ -245,24 +272,8 @@ class Simulator:
         attack = self.attack
         if attack is None or type(attack).outliers is Attack.outliers:
             return None
-        stream, malicious = self.stream.child("attack", "outliers", round), self.malicious
-        classes = self.federation.data.classes
-
-        @phase("attack")
-        def disturb(x: Tensor, y: Tensor, ids: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-            bad = torch.nonzero(malicious.to(ids.device)[ids]).flatten()
-            if len(bad) == 0:
-                return x, y
-            flat = index[bad].reshape(-1)
-            client = ids[bad].repeat_interleave(index.shape[1])
-            seen = Samples(x[bad].flatten(0, 1), y[bad].flatten(0, 1), client, flat, classes)
-            out = attack.outliers(seen, stream)
-            return (
-                x.index_copy(0, bad, out.x.view_as(x[bad])),
-                y.index_copy(0, bad, out.y.view_as(y[bad])),
-            )
-
-        return disturb
+        stream = self.stream.child("attack", "outliers", round)
+        return disturbance(attack, self.malicious, self.federation.data.classes, stream)
 
     @phase("attack")
     def _attacked(self, plan: Plan, replies: Replies) -> Replies:
@@ -272,18 +283,7 @@ class Simulator:
         if not bool(bad.any()):
             return replies
         stream = self.stream.child("attack", plan.round)
-        claims = Claims(
-            replies.sizes[bad],
-            None if replies.losses is None else replies.losses[bad],
-            {n: s[bad] for n, s in replies.signals.items()},
-        )
-        told = self.attack.lie(claims, stream.child("lie"))
-        replies = replace(
-            replies,
-            sizes=put(replies.sizes, bad, told.sizes),
-            losses=None if replies.losses is None else put(replies.losses, bad, told.losses),
-            signals={n: put(s, bad, told.signals[n]) for n, s in replies.signals.items()},
-        )
+        replies = misreported(replies, bad, self.attack, stream.child("lie"))
         own, honest = replies.updates[bad], replies.updates[~bad]
 
         def oracle(updates: Tensor) -> Tensor:
