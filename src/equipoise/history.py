@@ -87,9 +87,10 @@ def _numbers(*tensors: Tensor) -> list[Ints]:
     return [t.cpu().numpy() for t in tensors]
 
 
-def joint(known: Ints, ids: Ints) -> Ints:
-    """Both, ascending, as these do; itself where nobody is new."""
-    return known if among(ids, known).all() else np.union1d(known, ids)
+def joint(known: Tensor, ids: Tensor) -> Tensor:
+    """Both, ascending, as these do; `known` itself where nobody is new."""
+    old, new = _numbers(known, ids)
+    return known if among(new, old).all() else torch.from_numpy(np.union1d(old, new)).to(known.device)
 
 
 def among(some: Ints, ids: Ints) -> Bools:

@@ -1,8 +1,9 @@
 """What clients keep between rounds is written where it has changed, and checked; the rest is left where it is."""
 
+import gc
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -369,3 +370,21 @@ def test_rows_of_any_shape_and_type_are_read_and_written_by_slot() -> None:
         assert torch.equal(table.read(slots), like) and table.read(slots).dtype == like.dtype
         table.write(slots[:0], like[:0])
         assert table.read(slots[:0]).shape == (0, *like.shape[1:])
+
+
+def tensors() -> int:
+    gc.collect()
+    return sum(issubclass(type(o), Tensor) for o in gc.get_objects())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.usefixtures("one_epoch_alone")
+def test_rounds_leave_nothing_behind(name: str) -> None:
+    """A state that is a view of the last one keeps it alive, and that one the one before."""
+    sim = simulation(METHODS[name].make(), replace(federation((8, 9, 10)), root=torch.arange(5)))
+    for _ in range(4):
+        sim.step()
+    before = tensors()
+    for _ in range(5):
+        sim.step()
+    assert tensors() == before

@@ -175,8 +175,7 @@ class Server:
             self._next = self.round + 1, self.participants.draw(self.round + 1, self.excluded)
         exchange.foresee(*self._next)
         self._likely, seems = None, early.later.likely if early and early.later else None
-        known = self._silent and seems is not None and seems.downloads is None
-        if known and early and seems and self.round + 1 < self.train.rounds:
+        if early and seems and seems.downloads is None and self._silent and self.round + 1 < self.train.rounds:
             self._likely = self._plan(*self._next, early.w, seems.state)
             exchange.anticipate(self._likely)
 

@@ -167,7 +167,7 @@ class FedLF(ServerRule):
     def _facts(self, cohort: Cohort, state: State) -> _Facts:
         """What is known of a round in host memory."""
         ids, known = near(cohort.ids), {n: t if n in ("rows", "gram") else t.cpu() for n, t in state.items()}
-        seen = torch.from_numpy(history.joint(known["seen"].numpy(), ids.numpy()))
+        seen = history.joint(known["seen"], ids)
         absent = history.absent(known, ids, self._since(cohort, len(seen))).numpy()
         scale = np.concatenate([np.ones(len(ids)), np.where(absent, cohort.lr / known["lr"].numpy(), 0.0)])
         cap, since = (0 if self.absent == "none" else self.cap), (cohort.round if self.absent == "last" else 0)

@@ -85,14 +85,15 @@ def no_reputations() -> State:
 def enrolled(state: State, ids: Ints) -> tuple[Ints, Floats, Ints]:
     """Everyone known, newcomers included; their reputations, a newcomer's being 0; and where `ids` are in there."""
     known = state["ids"].cpu().numpy()
-    everyone = joint(known, ids)
+    everyone = joint(state["ids"].cpu(), torch.from_numpy(ids)).numpy()
     reputation = np.zeros(len(everyone))
     reputation[everyone.searchsorted(known)] = state["reputation"].cpu().numpy()
     return everyone, reputation, everyone.searchsorted(ids)
 
 
 def ledger(ids: Ints, reputation: Floats) -> State:
-    return {"ids": torch.from_numpy(ids), "reputation": torch.from_numpy(reputation)}
+    # Ids are copied: where nobody is new they are a view of the last round's, which would be kept alive by it for ever.
+    return {"ids": torch.tensor(ids), "reputation": torch.from_numpy(reputation)}
 
 
 class Standing(NamedTuple):
