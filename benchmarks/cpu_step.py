@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent / "_others"))
 
 import bare
 import bmm
+import lowrank
 import ours
 from against_others import Setting, apart, export
 from common import Problem
@@ -60,7 +61,7 @@ class Own:
 def runners(model: str) -> dict[str, Runner]:
     found: dict[str, Runner] = {"bare loop": bare.rounds}
     if model == "mlp":
-        found |= {"hand-batched bmm": bmm.rounds, "ours, vmap": Own("vmap")}
+        found |= {"hand-batched bmm": bmm.rounds, "without models": lowrank.rounds, "ours, vmap": Own("vmap")}
     found["ours, loop"] = Own("loop")
     if model == "cnn":
         found["ours, loop, 2 workers"] = Own("loop", 2)
