@@ -29,23 +29,21 @@ def ask(*asked: Tensor) -> Callable[[], list[Floats]]:
 
     What it has is put together byte by byte: to make numbers of one type of them first takes a launch for each.
     """
+    here = [None if _far(t) else t.to(torch.float64, copy=True).numpy() for t in asked]
     far = [t if t.dtype in _PLAIN else t.double() for t in asked if _far(t)]
-    there = torch.cat([t.flatten().view(torch.uint8) for t in far]).to("cpu", non_blocking=True) if far else None
-    wait = _mark() if far else None
+    if not far:
+        return lambda: [t for t in here if t is not None]
+    whole = torch.cat([t.flatten().view(torch.uint8) for t in far]).to("cpu", non_blocking=True)
+    wait = _mark()
 
     def told() -> list[Floats]:
-        if there is None or wait is None:
-            return [_float64(t) for t in asked]
         wait()
-        pieces = np.split(there.numpy(), np.cumsum([t.numel() * t.itemsize for t in far])[:-1])
-        found = iter([piece.view(_PLAIN[t.dtype]).astype(np.float64) for piece, t in zip(pieces, far, strict=True)])
-        return [next(found).reshape(t.shape) if _far(t) else _float64(t) for t in asked]
+        pieces = np.split(whole.numpy(), np.cumsum([t.numel() * t.itemsize for t in far])[:-1])
+        parts = zip(pieces, far, strict=True)
+        found = iter([piece.view(_PLAIN[t.dtype]).astype(np.float64).reshape(t.shape) for piece, t in parts])
+        return [next(found) if t is None else t for t in here]
 
     return told
-
-
-def _float64(t: Tensor) -> Floats:
-    return t.to(torch.float64, copy=True).numpy()
 
 
 def _mark() -> Callable[[], object]:

@@ -18,7 +18,7 @@ from equipoise.methods.fedfv import FedFV
 from equipoise.methods.fedlf import FedLF
 from equipoise.methods.fedmgda import FedMGDA
 from equipoise.methods.rffl import RFFL
-from equipoise.questions import answer, moved, near, part
+from equipoise.questions import answer, ask, moved, near, part
 from tests.small import cohort
 
 GPU = torch.device("cuda")
@@ -136,6 +136,16 @@ def test_the_longest_of_clients_that_were_drawn_here_is_known_here() -> None:
         assert far.longest(there) == 5 and gpu.questions == ["cpu"]  # sizes, once
         assert far.longest(there) == 5 and far.longest(part(there, slice(0, 1))) == 3 and gpu.questions == ["cpu"]
     assert split.longest(torch.empty(0, dtype=torch.int64)) == 0
+
+
+def test_what_was_asked_is_as_it_was_then() -> None:
+    far, here = torch.arange(3).as_subclass(Far), torch.tensor([True, False])
+    with PretendedGPU() as gpu:
+        told = ask(far, here)
+        assert gpu.questions == ["to"]
+        far += 1
+        here.logical_not_()
+        assert [t.tolist() for t in told()] == [[0, 1, 2], [1, 0]] and gpu.questions == ["to"]
 
 
 def test_an_answer_is_one_question_whatever_is_asked_and_what_is_here_is_not_asked_for() -> None:
