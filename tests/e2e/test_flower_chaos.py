@@ -158,13 +158,20 @@ def test_a_serverapp_that_is_killed_goes_on_when_it_is_started_again(tmp_path: P
 
 def test_a_superlink_that_is_killed_and_started_again_changes_nothing(tmp_path: Path) -> None:
     chosen, out = wanted("ditto", clients=3), tmp_path / "far"
+    names = ("superexec", "supernode-0", "supernode-1", "supernode-2")
     with running(chosen, out, timeout=200) as here:
         until(lambda: rounds_done(out) == 1, "the first round")
+        told = {name: len(here.log(name).read_text()) for name in names}
+
+        def since(name: str) -> str:
+            return here.log(name).read_text()[told[name] :]
+
         here.stop("superlink", signal.SIGKILL)
+        # Not before everyone has seen that it is gone: a node that is busy all the while would have nothing to tell.
+        until(lambda: all("Connection attempt failed" in since(name) for name in names), "the loss")
         here.start_link()
         until(lambda: finished(out), "the end", 400)
     assert missing(out) == {}
-    # A node that is busy all the while never sees that the link was gone; that it was, somebody must have seen.
-    names = ("superexec", "supernode-0", "supernode-1", "supernode-2")
-    assert any("Connection successful after" in here.log(name).read_text() for name in names)
+    for name in names:
+        assert "Connection successful after" in since(name), name
     has_bits_of(simulated(chosen), out)

@@ -70,7 +70,6 @@ def test_the_core_path_needs_torch_numpy_and_safetensors_only() -> None:
         modules += [f"equipoise.{package}.{p.stem}" for p in (SOURCE / package).glob("*.py") if p.stem != "__init__"]
     code = f"""
 import sys
-import tomllib
 class Block:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {BLOCKED!r}:

@@ -3,7 +3,6 @@ batches in every round; and how what malicious clients send takes the place of w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from equipoise.data.federation import SPLITS, Dataset, Federation, Split
 from equipoise.engine.exchange import Replies
 from equipoise.engine.phases import phase
+from equipoise.engine.view import Disturb
 from equipoise.streams import Stream
 from equipoise.threat import Attack, Claims, Samples
 
@@ -131,10 +131,8 @@ def _stored(data: Dataset, x: Tensor) -> Tensor:
     return x.to(data.x.dtype) if data.scale == 1.0 or data.x.dtype == torch.int64 else (x / data.scale).to(data.x.dtype)
 
 
-def disturbance(
-    attack: Attack, malicious: Tensor, classes: int, stream: Stream
-) -> Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """(x, y, client, index) -> (x, y): what the attack does to the batches of malicious clients in one round."""
+def disturbance(attack: Attack, malicious: Tensor, classes: int, stream: Stream) -> Disturb:
+    """What the attack does to the batches of malicious clients in one round."""
 
     @phase("attack")
     def disturb(x: Tensor, y: Tensor, ids: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

@@ -84,10 +84,10 @@ def no_reputations() -> State:
 
 def enrolled(state: State, ids: Ints) -> tuple[Ints, Floats, Ints]:
     """Everyone known, newcomers included; their reputations, a newcomer's being 0; and where `ids` are in there."""
-    known = state["ids"].cpu().numpy()
-    everyone = joint(state["ids"].cpu(), torch.from_numpy(ids)).numpy()
+    known = state["ids"].cpu()
+    everyone = joint(known, torch.from_numpy(ids)).numpy()
     reputation = np.zeros(len(everyone))
-    reputation[everyone.searchsorted(known)] = state["reputation"].cpu().numpy()
+    reputation[everyone.searchsorted(known.numpy())] = state["reputation"].cpu().numpy()
     return everyone, reputation, everyone.searchsorted(ids)
 
 
