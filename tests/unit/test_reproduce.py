@@ -443,6 +443,11 @@ def test_an_unknown_table_is_told_with_the_nearest(tmp_path: Path) -> None:
         matching(["nobody/on"], folder_with(tmp_path))
 
 
+def test_a_table_s_number_means_it_on_all_of_its_datasets() -> None:
+    assert matching(["ditto/table1"], home()) == ["ditto/table1-fashion", "ditto/table1-femnist"]
+    assert matching(["rffl/table1", "rffl/table1-mnist"], home()) == ["rffl/table1-mnist"]  # nor 11, 15 and 19
+
+
 @pytest.mark.parametrize("name", names(home()))
 def test_every_table_of_ours_can_be_run(name: str) -> None:
     table = load(name, home())

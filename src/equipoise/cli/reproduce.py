@@ -49,6 +49,7 @@ def reproduce(
     Examples:
       equipoise reproduce
       equipoise reproduce --show
+      equipoise reproduce ditto/table1 --show
       equipoise reproduce fedlf/table1-fashion --scale 0.1 --seeds 0..4
       equipoise reproduce ditto --minutes 30 --set run.device=cuda
     """

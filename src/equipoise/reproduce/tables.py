@@ -241,11 +241,11 @@ def names(folder: Path) -> list[str]:
 
 
 def matching(wanted: Sequence[str], folder: Path) -> list[str]:
-    """The tables that are meant by PAPER or PAPER/TABLE."""
+    """The tables that are meant by PAPER, PAPER/TABLE, or PAPER/TABLE for TABLE on all of its datasets."""
     known = names(folder)
     out: list[str] = []
     for name in wanted:
-        found = [n for n in known if n == name or n.split("/")[0] == name]
+        found = [n for n in known if name in (n, n.split("/")[0])] or [n for n in known if n.startswith(f"{name}-")]
         if not found:
             papers = {n.split("/")[0] for n in known}
             raise EquipoiseError(f"no published table {name!r} in {folder}", nearest(name, {*known, *papers}))
