@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import torch
 
 from equipoise import registry
+from equipoise.engine.memory import give_back, keep_memory
 from equipoise.errors import EquipoiseError, require
 
 Job = Callable[[], None]
@@ -96,13 +97,14 @@ class Ray:
 
 
 def _done(job: Job) -> None:
-    """A job, after what jobs before it left on a GPU is cleared away.
+    """A job, after what jobs before it left is cleared away.
 
-    A run's parts refer to each other, and Python looks for what nobody can reach when its own memory grows, not when a
-    GPU's does.
+    A run's parts refer to each other, and Python looks for what nobody can reach when its own memory grows, not when
+    tensors' does.
     """
+    gc.collect()
+    give_back()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        gc.collect()
         torch.cuda.empty_cache()
     job()
 
@@ -127,6 +129,7 @@ def _start(own: tuple[Path, ...]) -> None:
 def _ready(own: tuple[Path, ...]) -> None:
     """Once in a process, before its first job."""
     torch.set_num_threads(1)
+    keep_memory()
     for path in own:
         registry.load_file(path)
 

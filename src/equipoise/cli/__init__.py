@@ -6,6 +6,7 @@ import typer
 
 from equipoise import __version__
 from equipoise.cli import audits, data, deploy, doctor, parts, reproduce, runs
+from equipoise.engine.memory import keep_memory
 
 app = typer.Typer(
     name="equipoise",
@@ -46,4 +47,5 @@ def _options(
 
 
 def main() -> None:
+    keep_memory()
     app()
