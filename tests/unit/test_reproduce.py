@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from equipoise import experiment, files
 from equipoise.attacks.backdoor import Backdoor
 from equipoise.errors import EquipoiseError
 from equipoise.methods.local import local
-from equipoise.reproduce import Record, home, load, matching, names, run
+from equipoise.reproduce import Record, home, load, matching, names, run, runner
 from equipoise.reproduce.measures import NAMES
 from equipoise.reproduce.page import OVERVIEW, glance, grids, overview, section, write
 from equipoise.reproduce.record import final, leave
@@ -108,6 +109,24 @@ def test_every_cell_is_run_once_its_grid_decided_without_the_test_split(table: T
     run([table], tmp_path / "out", Wanted(scale=0.5), report=lambda step: seen.append(step.what))
     assert seen == []
     assert record.path.read_bytes() == before
+
+
+def test_entries_name_the_commit_that_their_process_began_with(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = runner.experiment.execute
+
+    def meanwhile(*given: Any, **more: Any) -> Any:
+        monkeypatch.setenv("EQUIPOISE_COMMIT", "later")
+        return execute(*given, **more)
+
+    runner._commit.cache_clear()
+    monkeypatch.setenv("EQUIPOISE_COMMIT", "begun")
+    monkeypatch.setattr(runner.experiment, "execute", meanwhile)
+    assert run([table], tmp_path / "out", Wanted(rows=["fedprox"])) == {}
+    runner._commit.cache_clear()
+    found = Record(table, tmp_path / "out").entries.values()
+    assert {e["commit"] for e in found if e["row"] == "fedprox"} == {"begun"}
 
 
 def longer() -> str:

@@ -234,7 +234,7 @@ def _refer(text: str, wanted: tuple[bool, bool], kept: Path) -> None:
 
 def _measure(text: str, wants: Wants, heads: Sequence[tuple[int, Entry]], inbox: Path) -> None:
     """Leave the entries of a run, each with the number of rounds after which it is measured."""
-    began, made = time.monotonic(), _made(text, wants.cell.extra_epoch)
+    began, made, commit = time.monotonic(), _made(text, wants.cell.extra_epoch), _commit()
 
     @cache
     def reached(stop: Stop) -> Tensor:
@@ -244,8 +244,9 @@ def _measure(text: str, wants: Wants, heads: Sequence[tuple[int, Entry]], inbox:
         seconds, summary = time.monotonic() - began, result.summary()
         numbers = measure(Finished(made, result, wants.cache, wants.cell.model), wants.measures)
         ran = {"rounds": summary["rounds"], "stopped": summary["stopped"], "seconds": round(seconds, 1)}
+        with_what = {"commit": commit, **_with(pick_device(made.run.device))}
         for head in some:
-            leave(inbox, {**head, **ran, "numbers": numbers, **_with(pick_device(made.run.device))})
+            leave(inbox, {**head, **ran, "numbers": numbers, **with_what})
 
     after: dict[int, list[Entry]] = {}
     for rounds, head in heads:
@@ -259,11 +260,15 @@ def _measure(text: str, wants: Wants, heads: Sequence[tuple[int, Entry]], inbox:
 def _with(device: torch.device) -> dict[str, Any]:
     """With what it was measured."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return {"commit": _commit(), "device": name, "torch": torch.__version__, "day": f"{datetime.date.today()}"}
+    return {"device": name, "torch": torch.__version__, "day": f"{datetime.date.today()}"}
 
 
+@cache
 def _commit() -> str | None:
-    """Of the repository that the package lies in, or as the environment says where it lies in none."""
+    """Of the repository that the package lies in, or as the environment says where it lies in none.
+
+    When this process began: whoever commits while it runs changes nothing in it.
+    """
     if "EQUIPOISE_COMMIT" in os.environ:
         return os.environ["EQUIPOISE_COMMIT"]
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
