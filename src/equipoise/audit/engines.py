@@ -99,13 +99,13 @@ class Ray:
 def _done(job: Job) -> None:
     """A job, after what jobs before it left is cleared away.
 
-    A run's parts refer to each other, and Python looks for what nobody can reach when its own memory grows, not when
-    tensors' does.
+    A run's parts refer to each other, and Python looks for what nobody can reach when its own memory grows, not when a
+    GPU's does.
     """
-    gc.collect()
-    give_back()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gc.collect()
         torch.cuda.empty_cache()
+    give_back()
     job()
 
 
