@@ -384,6 +384,8 @@ def test_doctor_finds_nothing_wrong_here_and_says_what_is_elsewhere(
     facts = json.loads(result.stdout)
     assert all(fact["ok"] for fact in facts.values())
     assert {"torch", "device", "threads", "memory", "disk", "write", "data"} <= facts.keys()
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # then it is the user who decides
+    assert "what is freed is given back" in equipoise("doctor").output
     assert equipoise("doctor", "--folder", str(tmp_path / "nowhere")).exit_code == 1
     monkeypatch.setenv("EQUIPOISE_DATA", str(tmp_path / "nowhere"))
     broken = equipoise("doctor", "--json")
