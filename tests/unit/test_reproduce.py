@@ -264,7 +264,18 @@ def test_rows_are_compared_over_the_seeds_that_both_have(table: Table, tmp_path:
     for cell in table.cells:
         leave(record.inbox, entry(cell, accuracy[cell.row, cell.seed]))
     record.take_in()
-    assert [h.verdict for h in held(table, found(table, record))] == ["holds"]
+    (claim,) = held(table, found(table, record))
+    assert claim.verdict == "holds" and {pair.seeds for pair in claim.pairs} == {1}
+    assert "| holds | 1, 100% |" in section(table, record)
+
+
+def test_seeds_that_are_far_apart_agree_with_nothing(table: Table, tmp_path: Path) -> None:
+    record = Record(table, tmp_path)
+    for cell in table.cells:
+        leave(record.inbox, entry(cell, 0.6 + 0.3 * cell.seed))
+    record.take_in()
+    assert found(table, record)["fedprox", "iid", "accuracy_mean"].verdict == "undecided"
+    assert "0.750 ± 0.212 ?" in section(table, record)
 
 
 def test_runs_of_different_lengths_are_not_compared(table: Table, tmp_path: Path) -> None:

@@ -10,18 +10,19 @@ from equipoise import files
 from equipoise.reproduce.picture import draw
 from equipoise.reproduce.record import Entry, Record
 from equipoise.reproduce.tables import Table
-from equipoise.reproduce.verdicts import Found, found, held
+from equipoise.reproduce.verdicts import Found, Held, found, held
 
 _WIDE = 3  # columns of the paper's side by side
-MARKS = {"agrees": " ≈", "higher": " ↑", "lower": " ↓"}
+MARKS = {"agrees": " ≈", "undecided": " ?", "higher": " ↑", "lower": " ↓"}
 OVERVIEW = ("table", "cells", "of the rounds", "seeds", "holds", "so far", "in part", "does not hold", "open")
 _PICTURE = "![Published accuracies against ours, a panel for each paper](published.svg)"
 _LEGEND = (
     "Every cell: published, then ours (mean ± sample deviation over seeds). ≈ agrees with the published number, to the "
-    "tolerance given with the table or within two standard errors; ↑ ours is higher; ↓ ours is lower; – not given, or "
-    "not measured; in 2 of 3: the other runs gave no such number. A claim compares two rows over the seeds that both "
-    "have, after equally many rounds; beside it stand these two means where it does not hold, the second with the "
-    "claim's margin taken off."
+    "tolerance given with the table; ? farther away, and within two standard errors: so few seeds do not tell; ↑ ours "
+    "is higher; ↓ ours is lower; – not given, or not measured; in 2 of 3: the other runs gave no such number. A claim "
+    "compares two rows over the seeds that both have, or over all of each where they share none, after equally many "
+    "rounds. Beside it stand how many seeds that were, and after what share of the paper's rounds; and where it does "
+    "not hold, the two means, the second moved by the claim's margin."
 )
 
 
@@ -76,10 +77,16 @@ def section(table: Table, record: Record) -> str:
     lines = [f"## {table.head.title}", f"{table.head.source}. {_how(table, entries)}"]
     lines += [markdown(headings, rows) for headings, rows in grids(table, ours)]
     if table.head.claims:
-        rows = [(h.claim.says, h.verdict, h.why or "–") for h in held(table, ours)]
-        lines.append(markdown(("claim", "verdict", "where not, and what was not compared"), rows))
+        rows = [(h.claim.says, h.verdict, _basis(h), h.why or "–") for h in held(table, ours)]
+        lines.append(markdown(("claim", "verdict", "seeds, rounds", "where not, and what was not compared"), rows))
     lines += [f"- {text}" for text in [*_chosen(table, ours), *table.head.remarks]]
     return "\n\n".join(lines).replace("\n\n- ", "\n- ").replace("|\n- ", "|\n\n- ")
+
+
+def _basis(held: Held) -> str:
+    """How many seeds a verdict rests on, after what share of the rounds."""
+    seeds, shares = _span([pair.seeds for pair in held.pairs]), _span([100 * pair.share for pair in held.pairs], "%")
+    return f"{seeds}, {shares}" if held.pairs else "–"
 
 
 def grids(table: Table, ours: dict[tuple[str, str, str], Found]) -> Iterator[tuple[list[str], list[list[str]]]]:

@@ -41,14 +41,16 @@ class Found:
 
     @property
     def verdict(self) -> str:
-        """As near as the table asks for, or within two standard errors: "agrees"."""
+        """As near as the table asks for: "agrees". Farther, but within two standard errors: these seeds do not tell."""
         if not self.values:
             return "not measured"
         if self.published is None or self.within is None:
             return ""
         error = 0.0 if math.isnan(self.deviation) else 2 * self.deviation / math.sqrt(len(self.values))
-        if abs(self.mean - self.published) <= max(self.within, error):
+        if abs(self.mean - self.published) <= self.within:
             return "agrees"
+        if abs(self.mean - self.published) <= error:
+            return "undecided"
         return "higher" if self.mean > self.published else "lower"
 
 
@@ -60,6 +62,20 @@ class Held:
     verdict: str
     why: str
     """Ours in every column where it does not hold, and what was not compared."""
+    pairs: Sequence[Pair] = ()
+    """All that was compared."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The means of two rows, or of a row and the number it is held against; NaN if there is nothing to compare."""
+
+    own: float
+    other: float
+    seeds: int = 0
+    """How many each mean is over, the fewer of the two."""
+    share: float = math.nan
+    """Of the rounds."""
 
 
 def found(table: Table, record: Record) -> dict[tuple[str, str, str], Found]:
@@ -86,6 +102,7 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
     told: list[str] = []
     short = 0  # columns in which it neither fails nor quite holds
     made: list[tuple[str, str]] = []
+    compared: list[Pair] = []
     for column in claim.columns or table.head.columns:
         title = table.head.columns[column].title
         made += _comparisons(table, ours, claim.measure, column, row, rivals)
@@ -94,10 +111,12 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
             told.append(f"{title}: there is no such number")
             continue
         pairs = [_paired(ours, row, name, column, claim) for name in rivals]
-        pairs = [(own, other) for own, other in pairs if not math.isnan(own + other)]
+        pairs = [pair for pair in pairs if not math.isnan(pair.own + pair.other)]
         if not pairs:
             continue
-        own, other = max(pairs, key=lambda pair: sign * (pair[0] - pair[1]))  # the hardest to beat
+        compared += pairs
+        hardest = max(pairs, key=lambda pair: sign * (pair.own - pair.other))
+        own, other = hardest.own, hardest.other
         bound = other - sign * claim.by
         if own == bound and rivals != [None]:
             short += 1
@@ -113,12 +132,12 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
     missing, *unlike = (_named(made, why) for why in (_MISSING, _NONE, _UNLIKE))
     left = [text for text in unlike if text]
     if not outcomes:
-        return Held(claim, "undecided" if told else "not measured", "; ".join([*told, *left]))
+        return Held(claim, "undecided" if told else "not measured", "; ".join([*told, *left]), compared)
     left = [missing, *left] if missing else left
     verdict = "holds in part" if any(outcomes) else "does not hold"
     if all(outcomes) and not short:
         verdict = "holds so far" if left else "holds"
-    return Held(claim, verdict, "; ".join([*told, *left]))
+    return Held(claim, verdict, "; ".join([*told, *left]), compared)
 
 
 def _comparisons(
@@ -160,23 +179,23 @@ def _never(ours: dict[tuple[str, str, str], Found], row: str, column: str, measu
     return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else ""
 
 
-def _paired(
-    ours: dict[tuple[str, str, str], Found], row: str, other: str | None, column: str, claim: Claim
-) -> tuple[float, float]:
-    """The means of two rows over the seeds that both have, or over all of each if they share none.
+def _paired(ours: dict[tuple[str, str, str], Found], row: str, other: str | None, column: str, claim: Claim) -> Pair:
+    """Two rows over the seeds that both have, or over all of each if they share none.
 
-    Both after the same share of the rounds, the largest that both have; NaN if there is none.
+    Both after the same share of the rounds, the largest that both have.
     """
     rows = [row] if other is None else [row, other]
     runs = [_runs(ours, name, column, claim.measure) for name in rows]
     both = set.intersection(*map(set, runs))
-    own, *others = (r[max(both)] if both else {} for r in runs)
+    if not both:
+        return Pair(math.nan, math.nan)
+    share = max(both)
+    own, theirs = runs[0][share], runs[-1][share]
     if other is None:
-        return _mean(own.values()), float(claim.than)  # type: ignore[arg-type]
-    seeds = own.keys() & others[0].keys()
-    if not seeds:
-        return _mean(own.values()), _mean(others[0].values())
-    return _mean(own[s] for s in seeds), _mean(others[0][s] for s in seeds)
+        return Pair(_mean(own.values()), float(claim.than), len(own), share)  # type: ignore[arg-type]
+    if seeds := own.keys() & theirs.keys():
+        return Pair(_mean(own[s] for s in seeds), _mean(theirs[s] for s in seeds), len(seeds), share)
+    return Pair(_mean(own.values()), _mean(theirs.values()), min(len(own), len(theirs)), share)
 
 
 def _unlike(ours: dict[tuple[str, str, str], Found], measure: str, column: str, *rows: str) -> bool:
@@ -197,5 +216,4 @@ def _runs(
 
 
 def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return float(np.mean(found)) if found else float("nan")
+    return float(np.mean(list(values)))
