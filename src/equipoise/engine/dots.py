@@ -4,8 +4,8 @@
     a b = high high + high low + low high        low low is left out: at most 2^-22 of a b, below 0 as often as above
 
 Triton has such a product ("tf32x3"). This one takes half its instructions, as it makes no exception for numbers that
-are not finite: what comes of an infinity may be NaN. Rounding, not cutting, as a tensor core does it with what it does
-not read: digits that are cut off have x's sign, and their errors add up.
+are not finite: what comes of an infinity may be NaN. Numbers are rounded here, as a tensor core only cuts off what it
+does not read: digits that are cut off have x's sign, and their errors add up.
 """
 
 from __future__ import annotations
