@@ -24,7 +24,7 @@ import torch
 from gpu_round import SHAPES, federation, model
 
 from equipoise import registry
-from equipoise.engine.memory import keep_memory
+from equipoise.engine.memory import OF_THE_USER, keep_memory
 from equipoise.engine.run import Scenario, Simulation
 from equipoise.engine.settings import Participation, Run, Train
 
@@ -60,7 +60,7 @@ def one(case: str, rounds: int, keep: bool) -> dict[str, float | str]:
 
 def asked(case: str, rounds: int, keep: bool) -> dict[str, float]:
     command = [sys.executable, __file__, "--rounds", str(rounds), "--one", case, *(["--keep"] if keep else [])]
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(OF_THE_USER)}
     found: dict[str, float] = json.loads(subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout)
     return found
 

@@ -29,7 +29,7 @@ print(kept, pages, held - resident())
 
 
 def ran(keep: bool, **env: str) -> list[str]:
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(memory._THEIRS)}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(memory.OF_THE_USER)}
     command = [sys.executable, "-c", PROGRAM.format(keep=keep)]
     return subprocess.run(command, env=plain | env, capture_output=True, text=True, check=True).stdout.split()
 
@@ -48,7 +48,7 @@ def test_who_told_the_c_library_otherwise_is_obeyed(name: str) -> None:
 
 
 def test_where_the_c_library_cannot_be_told_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [n for n in os.environ if n.startswith(memory._THEIRS)]:
+    for name in [n for n in os.environ if n.startswith(memory.OF_THE_USER)]:
         monkeypatch.delenv(name)
     for found in (TypeError(), OSError(), object()):
 

@@ -16,7 +16,7 @@ import typer
 
 from equipoise import __version__
 from equipoise.cli.terminal import FAILED, Json, Verbose, guarded, put_json, put_table
-from equipoise.engine.memory import keep_memory
+from equipoise.engine.memory import may_keep
 
 _PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "typer", "rich", "pooch", "pyarrow", "scipy")
 
@@ -92,7 +92,7 @@ def _threads() -> str:
 
 
 def _memory() -> str:
-    freed = "kept" if keep_memory() else "given back"  # the command line keeps it, if it may
+    freed = "kept" if may_keep() else "given back"
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return f"unknown on this platform; what is freed is {freed}"
     return f"{_size(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'))}; what is freed is {freed}"

@@ -2,7 +2,7 @@
 
 On Linux, glibc asks the system for every tensor of some megabytes and gives it back when it is freed. The system fills
 each page with zeros when it is first touched, so that a convolution, a copy or a sum that takes milliseconds waits as
-long again for the place to put it: with large models or batches, for half of a run's CPU time.
+long again for the place to put it: with large models or batches, for up to half of a run's CPU time.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ import os
 from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # as malloc.h numbers them
-_THEIRS = ("MALLOC_", "GLIBC_TUNABLES")
+OF_THE_USER = ("MALLOC_", "GLIBC_TUNABLES")
+"""How the variables begin by which a user tells glibc what to do."""
+
+
+def may_keep() -> bool:
+    """Whether there is a glibc to tell, and the user has not told it already."""
+    return _libc() is not None and not any(name.startswith(OF_THE_USER) for name in os.environ)
 
 
 def keep_memory() -> bool:
-    """From now on nothing is given back but by `give_back`; False where there is no glibc, or the user decided.
+    """From now on nothing is given back but by `give_back`; False where it may not be kept.
 
     It is the whole process's, so only processes that do nothing else ask for it: the command line's and its workers.
     """
-    decided = any(name.startswith(_THEIRS) for name in os.environ)
-    libc = None if decided else _libc()
+    libc = _libc() if may_keep() else None
     return libc is not None and bool(libc.mallopt(_MMAP_MAX, 0) and libc.mallopt(_TRIM_THRESHOLD, -1))
 
 
