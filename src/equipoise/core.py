@@ -91,6 +91,10 @@ class ClientRule(ABC):
         """What every client does once more after the last round, with this rule's state (finetuning)."""
         return None
 
+    def outward(self) -> ClientRule:
+        """A rule that sends the same: for clients whose own models nobody will ask for (Ditto: its base)."""
+        return self
+
     def personal(self, w: Tensor, state: State) -> Tensor:
         """The models that clients use, given the global one as rows."""
         return w

@@ -73,6 +73,11 @@ def pieces(parts: Sequence[slice], columns: int) -> list[slice]:
     ]
 
 
+def all_at_hand(good: Tensor) -> bool:
+    """Whether all are good, where it costs nothing to ask; a GPU is not waited for."""
+    return good.device.type == "cpu" and bool(good.all())
+
+
 def finite_rows(t: Tensor, lead: int = 1) -> Tensor:
     """Which rows of t, counted by its first `lead` dimensions, are finite throughout.
 

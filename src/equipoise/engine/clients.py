@@ -27,7 +27,7 @@ from equipoise.engine.replay import Replay
 from equipoise.engine.risk import risk
 from equipoise.engine.store import Seen
 from equipoise.engine.view import View, World
-from equipoise.layout import finite_rows
+from equipoise.layout import all_at_hand, finite_rows
 from equipoise.questions import part
 from equipoise.streams import Stream
 
@@ -70,11 +70,15 @@ class Done:
 
 @dataclass(frozen=True)
 class Trained:
-    """What clients `ids`, in host memory, made of a plan and its model, which had been written to so many times."""
+    """What clients `ids`, in host memory, made of a plan and its model, which had been written to so many times.
+
+    What is `done` is of those who are `kept`: all, unless some do no more than they send.
+    """
 
     plan: Plan
     writes: int
     ids: Tensor
+    kept: Tensor
     done: Done
     replies: Replies
 
@@ -130,6 +134,8 @@ def _finite_or(new: State, old: State, changed: State) -> State:
     if not changed:
         return new
     good = reduce(torch.logical_and, map(finite_rows, new.values()))
+    if all_at_hand(good):
+        return new
     return {**new, **{n: torch.where(good.view(-1, *[1] * (t.dim() - 1)), t, old[n]) for n, t in changed.items()}}
 
 
@@ -236,6 +242,18 @@ def _join(parts: list[Done], updates: Tensor) -> Done:
         _stacked([p.signals for p in parts]),
         frozenset.intersection(*(p.same for p in parts)),
     )
+
+
+def mixed(some: Done, others: Done, here: Tensor, there: Tensor) -> Done:
+    """What two cohorts send, as one: `here` are the rows of the first, `there` those of the second."""
+
+    def rows(a: Tensor, b: Tensor) -> Tensor:
+        out = a.new_empty((len(a) + len(b), *a.shape[1:]))
+        return out.index_copy_(0, here, a).index_copy_(0, there, b)
+
+    losses = None if some.losses is None or others.losses is None else rows(some.losses, others.losses)
+    signals = {n: rows(t, others.signals[n]) for n, t in some.signals.items()}
+    return Done(rows(some.updates, others.updates), None, {}, losses, signals)
 
 
 def _stacked(states: list[State]) -> State:

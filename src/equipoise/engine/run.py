@@ -57,7 +57,8 @@ class Simulation:
         added = scenario.attack.added_to(fed.n_clients) if scenario.attack else 0
         participants = Participants(scenario.participation, fed.sizes, stream, added)
         replay = run.replay == "on" or (run.replay == "auto" and local_steps(scenario.train, fed.sizes) >= _WORTH)
-        how = How(device, self.vectorised, run.workers, replay, run.replay != "off", run.precision, run.personal)
+        backed = run.replay != "off"
+        how = How(device, self.vectorised, run.workers, replay, backed, run.precision, run.personal, run.own_models)
         self.simulator = Simulator(method, net, fed, scenario.train, participants, scenario.attack, stream, how)
         self.server = Server(
             method, net.initial(), net.layout, participants, scenario.train, scenario.admission, stream

@@ -135,6 +135,12 @@ class Run:
 
     "auto": in the device's memory while that has room, then in the machine's, then in a file in the temporary folder.
     """
+    own_models: Literal["all", "honest"] = "all"
+    """Whose own models are trained and kept, of "all" clients or of the "honest" ones; what is sent is the same.
+
+    "honest": malicious clients' own models stay as they began, where what they send does not follow from them (Ditto,
+    APFL, what is finetuned after the last round): less time and memory. Measures are of honest clients: none changes.
+    """
     checkpoint_every: int = 10
     """Save a point to resume from after this many rounds."""
     __pydantic_config__ = _STRICT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,9 +15,10 @@ from equipoise.core import SGD, ClientRule, Method, State
 from equipoise.data.federation import SPLITS, Federation, Split
 from equipoise.engine.adversary import claimed_sizes, disturbance, forged, infiltrated, misreported, put
 from equipoise.engine.batches import Batches, full, plan_batches
-from equipoise.engine.clients import Done, Executor, Trained, Work, cuts
+from equipoise.engine.clients import Done, Executor, Trained, Work, cuts, mixed
 from equipoise.engine.dealer import Dealer
 from equipoise.engine.exchange import Plan, Replies
+from equipoise.engine.legs import halves
 from equipoise.engine.net import Net
 from equipoise.engine.participation import Participants
 from equipoise.engine.phases import phase
@@ -30,6 +32,7 @@ from equipoise.streams import Stream
 from equipoise.threat import Attack, Claims, Forgery
 
 _TOGETHER = 256  # clients that finish together: bounds memory
+Whose = Literal["all", "honest"]
 _BEGUN = 1 << 25  # numbers in the updates of a round that may be begun early: those of two are in memory then
 
 
@@ -45,6 +48,7 @@ class How:
     """Whether training alone may be played back too, which it is on a GPU."""
     precision: str = "full"
     personal: Wish = "device"
+    own_models: Whose = "all"
 
 
 class Simulator:
@@ -73,8 +77,15 @@ class Simulator:
         self.untouched[: len(own)] = self.host.start[: len(own)] == own
         self.net, self.vectorised, self.workers, self.precision = net, how.vectorised, how.workers, how.precision
         self.store, self.w0 = ClientStore(federation.n_clients, how.device, how.personal), net.initial()
+        self._takes_deltas = type(self.rule).receive is not ClientRule.receive
+        self._outward = self._plain_outward() if how.own_models == "honest" else None
+        hostile = attack is not None and attack.hostile and self._outward is not None
+        self.spared = self.malicious & hostile
+        """[N]: who does no more than is sent, as nobody asks for their own models."""
         on_gpu = how.device.type == "cuda"
         sizes = frozenset(c.stop - c.start for c in cuts(participants.most, net.layout.size, how.vectorised))
+        if bool(self.spared.any()):  # then a cohort is two, of any size
+            sizes = frozenset(n for size in sizes for n in halves(size))
         capture = on_gpu and how.workers == 1
         # A GPU takes as long for a small step of five clients as of ten; a convolution takes half the time.
         relay = net.convolves or not on_gpu
@@ -95,6 +106,12 @@ class Simulator:
         self.reached: Callable[[Stop], Tensor] | None = None
         """[N, d]: what the N original clients reach alone, on clean data; set by whoever keeps it between runs."""
 
+    def _plain_outward(self) -> ClientRule | None:
+        """A rule that sends what the method's does and keeps nothing for it; None if there is no such rule."""
+        rule = self.rule.outward()
+        keeps = bool(rule.init(self.w0[None])) or type(rule).receive is not ClientRule.receive
+        return None if rule is self.rule or keeps else rule
+
     def _widest(self) -> int:
         """How many samples a full batch of the method has."""
         return full(self.rule.schedule(self.schedule, 0, self.stream.child("schedule", 0)).batch, self.host.size)
@@ -111,7 +128,7 @@ class Simulator:
         if len(begun.ids) == 0:
             return begun.replies
         with phase("train"):
-            self._keep(begun.ids, begun.done)
+            self._keep(begun.kept, begun.done)
         self._last = begun
         return self._attacked(plan, begun.replies)
 
@@ -124,13 +141,31 @@ class Simulator:
         if len(ids) < len(plan.ids):
             keep = torch.isin(plan.ids, ids)
             messages = {n: t[keep] for n, t in messages.items()}
-        sizes = sent(self.claimed[here], plan.w)
+        sizes, kept = sent(self.claimed[here], plan.w), here
         if len(ids) == 0:
-            done = Done(plan.w.new_zeros((0, len(plan.w))), None, {}, None)
+            done = all_done = Done(plan.w.new_zeros((0, len(plan.w))), None, {}, None)
+        elif bool(self.spared[here].any()):
+            kept, done, all_done = self._in_two(plan, here, ids, messages)
         else:
-            done = self.train(plan, ids, messages, ends=type(self.rule).receive is not ClientRule.receive)
-        replies = Replies(ids, done.updates, sizes, done.losses, done.signals)
-        return Trained(plan, plan.w._version, here, done, replies)
+            done = all_done = self.train(plan, ids, messages, ends=self._takes_deltas)
+        replies = Replies(ids, all_done.updates, sizes, all_done.losses, all_done.signals)
+        return Trained(plan, plan.w._version, here, kept, done, replies)
+
+    def _in_two(self, plan: Plan, here: Tensor, ids: Tensor, messages: State) -> tuple[Tensor, Done, Done]:
+        """Who keeps a model of their own, and what they make of a round; what everyone sends."""
+        spared = self.spared[here]
+        own, rest = (sent(torch.nonzero(who).flatten(), ids) for who in (~spared, spared))
+
+        def train(who: Tensor, rows: Tensor, rule: ClientRule, ends: bool) -> Done:
+            some = {n: t[rows] for n, t in messages.items()}
+            return self.train(plan, moved(here[who], ids.device), some, rule, ends)
+
+        assert self._outward is not None
+        others = train(spared, rest, self._outward, False)
+        if bool(spared.all()):
+            return here[~spared], Done(others.updates[:0], None, {}, None), others
+        done = train(~spared, own, self.rule, self._takes_deltas)
+        return here[~spared], done, mixed(done, others, own, rest)
 
     def anticipate(self, plan: Plan) -> None:
         """Begin a round that is asked for next, unless something comes in between: nobody sees anything of it before.
@@ -138,15 +173,16 @@ class Simulator:
         So a GPU goes on training while the host takes over what came of this round.
         """
         small = len(plan.ids) * len(plan.w) <= _BEGUN
-        if self.begins and small and (not self._stateful or bool(self.store.known(near(plan.ids)).all())):
+        here = near(plan.ids)
+        if self.begins and small and (not self._stateful or bool((self.store.known(here) | self.spared[here]).all())):
             with suppress(Exception):  # say, of a model that is none; what is asked for all the same fails then
                 self._begun = self._trained(plan)
 
     def finish(self, plan: Plan) -> None:
         """Every client's last training, if the method has one; nothing is sent to the server any more."""
-        rule = self.rule.finish()
-        if rule is not None:
-            for ids in torch.split(plan.ids, _TOGETHER):
+        rule, who = self.rule.finish(), plan.ids[~self.spared.to(plan.ids.device)[plan.ids]]
+        if rule is not None and len(who):
+            for ids in torch.split(who, _TOGETHER):
                 self._keep(ids, self.train(plan, ids, {}, rule, ends=False))
 
     def _keep(self, ids: Tensor, done: Done) -> None:
@@ -173,7 +209,7 @@ class Simulator:
         losses, chance = "losses" in plan.needs, stream.child("model")
         work = Work(ids, received, batches, messages, plan.lr, plan.round, chance, losses, ends)
         executor = self.executor(self._disturb(plan.round))
-        return executor.run(rule, work, self.states(ids), self._alone)
+        return executor.run(rule, work, {} if rule is self._outward else self.states(ids), self._alone)
 
     @phase("gather")
     def _batches(self, rule: ClientRule, round: int, here: Tensor) -> Batches:
@@ -182,7 +218,7 @@ class Simulator:
 
     def foresee(self, round: int, ids: Tensor) -> None:
         """Work out the batches of a round to come, should these clients be drawn: a busy GPU leaves time for it."""
-        if self._side is not None:
+        if self._side is not None and not bool(self.spared.any()):
             # Beside the training: copies in the main stream would wait for it. What is made here is used there until
             # the server has the answer of that round, which it waits for before the next round but one is foreseen: so
             # nobody is given this memory while it is in use.
@@ -254,9 +290,12 @@ class Simulator:
     def deliver(self, plan: Plan, ids: Tensor, downloads: Tensor) -> None:
         assert self._last is not None
         self._begun = None  # with states that are about to change
-        trained, done = self._last.ids, self._last.done
+        trained, done = self._last.kept, self._last.done
         if done.end is None:  # clients that do not take deltas
             return
+        if len(trained) < len(self._last.ids):
+            keep = ~self.spared.to(ids.device)[ids]
+            ids, downloads = ids[keep], downloads[keep]
         end, state = done.end, done.state
         if len(ids) < len(trained):  # else they are the same
             at = torch.searchsorted(trained.to(ids.device), ids)

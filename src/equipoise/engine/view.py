@@ -167,17 +167,22 @@ class View:
         if rows.dim() == 2:
             return self._grad(rows, loss, batch)
         if not self.world.vectorised:
-            return torch.stack([self._grad(m, loss, batch) for m in rows.unbind(1)], 1)
+            out = torch.empty_like(rows)
+            for model, place in zip(rows.unbind(1), out.unbind(1), strict=True):
+                self._grad(model, loss, batch, into=place)
+            return out
         return self._grad(rows.flatten(0, 1), loss, batch, times=rows.shape[1]).view(rows.shape)
 
-    def _grad(self, rows: Tensor, loss: CustomLoss | None, batch: int, times: int = 1) -> Tensor:
+    def _grad(
+        self, rows: Tensor, loss: CustomLoss | None, batch: int, times: int = 1, into: Tensor | None = None
+    ) -> Tensor:
         # Gradients are taken for each named tensor and copied once into place: cheaper than through a view of `rows`.
         tensors = self.world.net.layout.tensors(rows)
         params = {n: t.detach().requires_grad_() for n, t in tensors.items()}
         with torch.enable_grad():
             total = self._objective(params, loss, batch, times).sum()
         grads = torch.autograd.grad(total, list(params.values()), materialize_grads=True)
-        out = torch.empty_like(rows)
+        out = torch.empty_like(rows) if into is None else into
         for place, g in zip(self.world.net.layout.tensors(out).values(), grads, strict=True):
             place.copy_(g)
         return out

@@ -60,6 +60,9 @@ class Adapted(ClientRule):
     def finish(self) -> ClientRule | None:
         return _Last(self.last, self.base.objective)
 
+    def outward(self) -> ClientRule:
+        return self.base.outward()
+
     def personal(self, w: Tensor, state: State) -> Tensor:
         return torch.where(state[_DONE][:, None], state[_OWN], w)
 

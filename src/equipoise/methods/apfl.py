@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.core import At, ClientRule, Mean, Method, Objective, ServerRule, State, WeightedMean
+from equipoise.core import SGD, At, ClientRule, Mean, Method, Objective, ServerRule, State, WeightedMean
 from equipoise.errors import require
 
 
@@ -53,6 +53,9 @@ class APFL(ClientRule):
             new["alpha"] = (alpha - at.lr * state["first"] * slope).clamp(0.0, 1.0).to(alpha.dtype)
             new["first"] = torch.zeros_like(state["first"])
         return at.descend(w, at.grad(w)), new
+
+    def outward(self) -> ClientRule:
+        return SGD(self.objective)
 
     def personal(self, w: Tensor, state: State) -> Tensor:
         return _mixed(state["v"], w, state["alpha"])

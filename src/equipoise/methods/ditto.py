@@ -44,7 +44,7 @@ from equipoise.core import (
     WeightedMean,
 )
 from equipoise.errors import not_negative, require
-from equipoise.layout import finite_rows
+from equipoise.layout import all_at_hand, finite_rows
 
 Solver = Literal["joint", "finetune"]
 Choose = Literal["fixed", "validation", "greedy"]
@@ -120,6 +120,9 @@ class Ditto(ClientRule):
     def finish(self) -> ClientRule | None:
         return Finetuning(self) if self.solver == "finetune" else None
 
+    def outward(self) -> ClientRule:
+        return self.base.outward()
+
     def personal(self, w: Tensor, state: State) -> Tensor:
         v = _best(state["v"], state["risk"]) if self.choose == "validation" else state["v"]
         return torch.where(state["tuned"][:, None], v, w) if self.solver == "finetune" else v
@@ -156,8 +159,8 @@ class Ditto(ClientRule):
         """The state with the validation losses of a client's candidates, by which it chooses."""
         if self.choose != "validation":
             return own
-        good = finite_rows(own["v"], 2)[..., None]
-        v = torch.where(good, own["v"], at.received[:, None])
+        good = finite_rows(own["v"], 2)
+        v = own["v"] if all_at_hand(good) else torch.where(good[..., None], own["v"], at.received[:, None])
         return {**own, "v": v, "risk": torch.nan_to_num(at.risk(v, "validation"), nan=torch.finfo(v.dtype).max)}
 
 
