@@ -44,7 +44,8 @@ from equipoise.results import Result
 from equipoise.standalone import ExtraEpoch
 
 LATE = "not started, the time is up"
-_HOW = tuple(f"run.{name}" for name in ("device", "executor", "replay", "workers", "personal", "precision", "dtype"))
+_PLACES = ("device", "executor", "replay", "workers", "personal", "own_models", "precision", "dtype")
+_HOW = tuple(f"run.{name}" for name in _PLACES)
 
 
 @dataclass(frozen=True)
