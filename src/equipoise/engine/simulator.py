@@ -75,6 +75,7 @@ class Simulator:
         # Samples that an attack changed or added lie behind the others, see `adversary`.
         self.untouched = torch.zeros_like(self.malicious)
         self.untouched[: len(own)] = self.host.start[: len(own)] == own
+        net.show(federation.data.x.shape[1:])
         self.net, self.vectorised, self.workers, self.precision = net, how.vectorised, how.workers, how.precision
         self.store, self.w0 = ClientStore(federation.n_clients, how.device, how.personal), net.initial()
         self._takes_deltas = type(self.rule).receive is not ClientRule.receive
