@@ -155,10 +155,8 @@ class Outcome:
     state: State = field(default_factory=dict)
     downloads: Tensor | None = None
     """A delta [K, d] for each client of the cohort, for its eyes only; see `ClientRule.receive`."""
-    exclude: tuple[int, ...] = ()
-    """Clients that are drawn no more."""
-    stop: str | None = None
-    """Ends the run after this round, for this reason."""
+    exclude: tuple[int, ...] = ()  # clients that are drawn no more
+    stop: str | None = None  # ends the run after this round, for this reason
     info: Mapping[str, Any] = field(default_factory=dict)
     """What happened, for the log and the report: numbers, strings, or tensors with a row per client of the cohort."""
 
@@ -166,10 +164,8 @@ class Outcome:
 class ServerRule(ABC):
     """What the server does with a cohort. Pure: same cohort and state, same outcome; inputs are never changed."""
 
-    robust: bool = False
-    """Whether it tolerates a share of malicious updates."""
-    per_client: bool = False
-    """Whether it answers or remembers clients one by one, so that rows must be clients."""
+    robust: bool = False  # whether it tolerates a share of malicious updates
+    per_client: bool = False  # whether it answers or remembers clients one by one, so that rows must be clients
     early: bool = False
     """Whether `ahead` may be shown what nobody has looked at yet, and again what is sound of it; not inherited."""
 

@@ -81,8 +81,11 @@ def all_at_hand(good: Tensor) -> bool:
 def finite_rows(t: Tensor, lead: int = 1) -> Tensor:
     """Which rows of t, counted by its first `lead` dimensions, are finite throughout.
 
-    One NaN or infinity spoils a row's sum, and float32 numbers do not overflow in float64: one look, nothing written.
+    One NaN or infinity spoils a row's sum, and float32 numbers do not overflow in float64: one look, nothing written. A
+    CPU, which has to turn them all into float64 first, looks at the sum in float32, and again only if that is wild.
     """
     if t.dim() == lead or t.dtype is torch.float64 or t.is_complex():
         return torch.isfinite(t).flatten(lead).all(-1) if t.dim() > lead else torch.isfinite(t)
+    if t.dtype is torch.float32 and all_at_hand(likely := torch.isfinite(t.flatten(lead).sum(-1))):
+        return likely
     return torch.isfinite(t.flatten(lead).sum(-1, dtype=torch.float64))
