@@ -97,7 +97,7 @@ class Course:
     def _restore(self) -> None:
         point = self._point()
         if point is not None:
-            self.simulation.load(dict(point.tensors))
+            self.simulation.load(point.state)
             self.stopped, self.series = point.meta["stopped"], _numbers(point.meta["series"])
             self.quarantined = set(point.meta["quarantined"])
             for found in self.series:
@@ -190,7 +190,7 @@ class Course:
         if isinstance(self.folder, RunFolder):
             meta = {"stopped": self.stopped, "quarantined": sorted(self.quarantined), "series": self.series}
             meta["config"] = self._essence
-            point = checkpoint.Checkpoint(done, self.simulation.dump(), meta, self.folder.parts)
+            point = checkpoint.Checkpoint(done, self.simulation.point(), meta, self.folder.parts)
             checkpoint.save(self.folder.path, point)
 
     def _summary(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -62,28 +62,35 @@ def disk(action: str, path: Path | str) -> Iterator[None]:
 
 def write_atomic(path: Path | str, data: bytes) -> str:
     """Put `data` at `path`, all of it or nothing; returns its sha256."""
-    path = Path(path)
+    return write_pieces(path, (data,))
+
+
+def write_pieces(path: Path | str, pieces: Iterable[bytes | memoryview]) -> str:
+    """Put these at `path`, one behind the other, all of them or nothing; returns the sha256 of the whole."""
+    path, digest = Path(path), hashlib.sha256()
     temp = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}-{next(_serial)}{_PARTIAL}")
     with disk("write", path):
         try:
-            _write_new(temp, data)
+            _write_new(temp, pieces, digest.update)
             os.replace(temp, path)  # noqa: PTH105 - one layer of calls for every file operation
         except BaseException:
             with suppress(OSError):
                 os.unlink(temp)  # noqa: PTH108
             raise
         sync_folder(path.parent)
-    return hashlib.sha256(data).hexdigest()
+    return digest.hexdigest()
 
 
-def _write_new(path: Path, data: bytes) -> None:
+def _write_new(path: Path, pieces: Iterable[bytes | memoryview], seen: Callable[[bytes | memoryview], None]) -> None:
     with suppress(FileNotFoundError):
         os.unlink(path)  # noqa: PTH108 - left by a killed process that had our number
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(fd, rest) :]
+        for piece in pieces:
+            seen(piece)
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
         os.fsync(fd)
     finally:
         os.close(fd)

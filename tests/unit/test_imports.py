@@ -16,7 +16,7 @@ from tests.small import simulation
 
 SOURCE = Path(equipoise.__file__).parent
 LAYERS = [
-    {"errors", "streams", "layout", "losses", "files", "weighting", "questions"},
+    {"errors", "streams", "layout", "losses", "files", "large", "weighting", "questions"},
     {"at"},
     {"core", "threat"},
     {"objectives", "solvers", "hull_kernels", "history"},
@@ -33,7 +33,7 @@ LAYERS = [
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BARE = [
     *("objectives", "solvers", "hull_kernels", "history", "errors", "streams", "layout", "at", "core", "threat"),
-    *("losses", "models", "modules", "metrics", "conflicts", "files", "weighting", "questions"),
+    *("losses", "models", "modules", "metrics", "conflicts", "files", "large", "weighting", "questions"),
 ]
 BLOCKED = ["pydantic", "typer", "click", "rich", "pooch", "pyarrow", "plotly", "scipy", "pandas", "sklearn", "flwr"]
 BARE_PACKAGES = ("methods", "aggregators", "attacks", "engine")

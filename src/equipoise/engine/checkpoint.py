@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise import files
+from equipoise import files, large
+from equipoise.core import State
 from equipoise.errors import EquipoiseError
 
 _FORMAT = 1
@@ -33,11 +34,17 @@ class Checkpoint:
     """All that a run needs to go on after `round`."""
 
     round: int
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor | large.Pieces]
+    """Read from a folder, they lie in its file: nobody should hold on to them who has a memory of their own."""
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else JSON can hold."""
     parts: tuple[tuple[str, str], ...] = ()
     """(name, sha256) of the files in the run folder that hold the rows up to `round`."""
+
+    @property
+    def state(self) -> State:
+        """The tensors of one that was read, where nothing is in pieces."""
+        return {name: t for name, t in self.tensors.items() if isinstance(t, Tensor)}
 
 
 def save(folder: Path | str, checkpoint: Checkpoint, keep: int = 2) -> None:
@@ -46,9 +53,7 @@ def save(folder: Path | str, checkpoint: Checkpoint, keep: int = 2) -> None:
         raise EquipoiseError(f"checkpoint: keep is {keep}, round is {checkpoint.round}", "keep 1 or more, from round 0")
     place = files.make_folder(Path(folder) / "checkpoint")
     stem = f"r{checkpoint.round:06d}"
-    digest = files.write_tensors(
-        place / f"{stem}.safetensors", {_NAME + name: t for name, t in checkpoint.tensors.items()}
-    )
+    digest = large.write(place / f"{stem}.safetensors", {_NAME + name: t for name, t in checkpoint.tensors.items()})
     body = {
         "format": _FORMAT,
         "round": checkpoint.round,
@@ -93,14 +98,13 @@ def _load(place: Path, round: int) -> Checkpoint:
     path = place / f"r{round:06d}.json"
     body = _manifest(path, round)
     tensors_path = path.with_suffix(".safetensors")
-    data = files.read_bytes(tensors_path)
-    if hashlib.sha256(data).hexdigest() != body["tensors"]:
+    if files.sha256(tensors_path) != body["tensors"]:
         raise EquipoiseError(f"{tensors_path} is not what was written", "the file is damaged")
     parts = tuple((str(name), str(digest)) for name, digest in body["parts"])
     for name, digest in parts:
         if files.sha256(place.parent / name) != digest:
             raise EquipoiseError(f"{place.parent / name} is not what was written", "the file is damaged")
-    tensors, _ = files.decode_tensors(data, tensors_path)
+    tensors = large.read(tensors_path)
     return Checkpoint(round, {k.removeprefix(_NAME): t for k, t in tensors.items()}, body["meta"], parts)
 
 

@@ -134,6 +134,8 @@ class Deployment:
         run = torch.tensor(list(self.exchange.run.encode()), dtype=torch.uint8)
         return {**server, **waiting, "run": run, "due": due}
 
+    point = dump
+
     def load(self, dumped: State) -> None:
         def below(prefix: str) -> State:
             return {n.removeprefix(prefix): t for n, t in dumped.items() if n.startswith(prefix)}

@@ -171,7 +171,7 @@ class MessageExchange:
     def load(self, dumped: State) -> None:
         self._waiting = {}
         if dumped:
-            told = zip(dumped["ids"].tolist(), dumped["rounds"].tolist(), dumped["rows"], strict=True)
+            told = zip(dumped["ids"].tolist(), dumped["rounds"].tolist(), dumped["rows"].clone(), strict=True)
             self._waiting = {k: (round, row) for k, round, row in told}
 
 

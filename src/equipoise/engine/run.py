@@ -23,6 +23,7 @@ from equipoise.engine.server import RoundRecord, Server
 from equipoise.engine.settings import Admission, Participation, Run, Train
 from equipoise.engine.simulator import How, Simulator
 from equipoise.errors import EquipoiseError, require
+from equipoise.large import Pieces, whole
 from equipoise.metrics import Evaluation
 from equipoise.modules import check_forward
 from equipoise.streams import Stream
@@ -158,8 +159,13 @@ class Simulation:
         return ids, models
 
     def dump(self) -> State:
+        """All that the run needs to go on."""
+        return whole(self.point())
+
+    def point(self) -> dict[str, Tensor | Pieces]:
+        """The same for a checkpoint, the clients' state in pieces."""
         server = {f"server/{n}": t for n, t in self.server.dump().items()}
-        clients = {f"clients/{n}": t for n, t in self.simulator.store.dump().items()}
+        clients = {f"clients/{n}": t for n, t in self.simulator.store.point().items()}
         return {**server, **clients, **{f"attack/{n}": t for n, t in self.simulator.memory.items()}}
 
     def load(self, dumped: State) -> None:
@@ -168,7 +174,7 @@ class Simulation:
 
         self.server.load(below("server/"))
         self.simulator.store.load(below("clients/"))
-        self.simulator.memory = {n: t.to(self.server.w.device) for n, t in below("attack/").items()}
+        self.simulator.memory = {n: t.to(self.server.w.device, copy=True) for n, t in below("attack/").items()}
 
 
 def pick_device(name: str) -> torch.device:

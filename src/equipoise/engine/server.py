@@ -271,8 +271,10 @@ class Server:
     def load(self, dumped: State) -> None:
         device = self.w.device
         self._next = -1, self._next[1]
-        self.w, self.excluded, self.round = dumped["w"].to(device), dumped["excluded"].clone(), int(dumped["round"])
-        self.state = {n.removeprefix("state/"): t.to(device) for n, t in dumped.items() if n.startswith("state/")}
+        self.w, self.excluded = dumped["w"].to(device, copy=True), dumped["excluded"].clone()
+        self.round = int(dumped["round"])
+        state = {n.removeprefix("state/"): t for n, t in dumped.items() if n.startswith("state/")}
+        self.state = {n: t.to(device, copy=True) for n, t in state.items()}
 
 
 def _looked(

@@ -19,7 +19,8 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +31,7 @@ from torch import Tensor
 from equipoise import files
 from equipoise.core import State
 from equipoise.errors import EquipoiseError
+from equipoise.large import Pieces, whole
 from equipoise.questions import sent
 
 Place = Literal["device", "host", "disk"]
@@ -119,15 +121,20 @@ class ClientStore:
         return {name: [place for place, _ in table.blocks] for name, table in self._tables.items()}
 
     def dump(self) -> State:
-        """Everything, in host memory, for a checkpoint."""
+        """Everything, in host memory."""
+        return whole(self.point())
+
+    def point(self) -> dict[str, Tensor | Pieces]:
+        """The same for a checkpoint, in pieces: neither device nor host may have room for all of it once more."""
         ids = self.ids()
         if len(ids) == 0:
             return {}
-        rows = {n: torch.empty((len(ids), *t.shape), dtype=t.dtype) for n, t in self._tables.items()}
-        for name, table in self._tables.items():
-            for at in torch.split(torch.arange(len(ids)), table.length):  # a device may have no room for all of it
-                rows[name][at[0] : at[-1] + 1] = table.read(self._slots(ids[at])).cpu()
-        return {"ids": ids, **{f"rows/{n}": t for n, t in rows.items()}}
+
+        def each(table: Table) -> Iterator[Tensor]:
+            return (table.read(self._slots(some)).cpu() for some in torch.split(ids, table.length))
+
+        rows = {n: Pieces((len(ids), *t.shape), t.dtype, partial(each, t)) for n, t in self._tables.items()}
+        return {"ids": ids, **{f"rows/{n}": pieces for n, pieces in rows.items()}}
 
     def load(self, dumped: State) -> None:
         if dumped:
