@@ -1,12 +1,13 @@
 """The rounds of one run, and what is written between them.
 
 After every `eval_every` rounds each client is evaluated; after every `checkpoint_every` rounds the run can be resumed
-from there. A resumed run repeats the rounds since its last checkpoint with the same random numbers, so it ends with
-the same bytes as one that was never stopped.
+from there, or later, if a checkpoint takes long: the next waits ten times as long. A resumed run repeats rounds since
+its last checkpoint with the same random numbers, so it ends with the same bytes as one that was never stopped.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -32,6 +33,9 @@ from equipoise.results import MemoryRun, Result, RunFolder
 if TYPE_CHECKING:
     from equipoise.experiment import Experiment
 
+_LONG = 1.0  # seconds that a checkpoint may take, however often it is due
+_PAUSE = 10  # times as long as a longer one took, before the next
+_SELDOM = 300.0  # seconds between two points of a run that has no folder
 LATE = ("accuracy_mean", "accuracy_std", "worst_10")
 """Measures whose mean over the last tenth of the rounds is told too."""
 
@@ -59,6 +63,18 @@ class Progress:
     """Mean accuracy of the last evaluation."""
 
 
+@dataclass
+class Kept:
+    """Where a run without a folder leaves a point to go on from, now and then and when it is stopped, until it ends.
+
+    `by` says who works at it, and once it was resumed who did before; `seconds` is how long those did.
+    """
+
+    path: Path
+    by: list[str]
+    seconds: float = 0.0
+
+
 class Course:
     """The rounds of one run, with what is written between them."""
 
@@ -70,9 +86,13 @@ class Course:
         progress: Callable[[Progress], None] | None,
         tracked: tracking.Tracked,
         on_the_way: Mapping[int, Callable[[Result], None]] | None = None,
+        kept: Kept | None = None,
     ) -> None:
-        self.experiment, self.simulation, self.folder = experiment, simulation, folder
+        self.experiment, self.simulation, self.folder, self.kept = experiment, simulation, folder, kept
         self.progress, self.tracked, self.began = progress, tracked, time.monotonic()
+        self._place = folder.path if isinstance(folder, RunFolder) else kept.path if kept else None
+        """Where its checkpoints are, if anywhere."""
+        self._not_before = -math.inf if isinstance(folder, RunFolder) else self.began + _SELDOM
         self.on_the_way = on_the_way or {}
         """Who is told, after so many rounds, what the run would be if it ended there."""
         self.stopped: str | None = None
@@ -81,28 +101,33 @@ class Course:
         self.series: list[dict[str, Any]] = []
         """The summary of every evaluation so far."""
         self._told: set[str] = set()
-        self._essence = essence(experiment) if isinstance(folder, RunFolder) else ""
+        self._essence = essence(experiment) if self._place else ""
         self._restore()
 
     def _point(self) -> checkpoint.Checkpoint | None:
         """Where to go on from, if there is such a point."""
-        if not isinstance(self.folder, RunFolder):
+        if self._place is None:
             return None
-        point = checkpoint.load_latest(self.folder.path, self.folder.log)
+        point = checkpoint.load_latest(self._place, self.folder.log)
         if point is not None and point.meta.get("config", self._essence) != self._essence:
             hint = "put back what it was; as it is now it is another run, for equipoise run and another --out"
-            raise EquipoiseError(f"{self.folder.path / 'config.toml'} was changed after the run began", hint)
+            raise EquipoiseError(f"{self._place / 'config.toml'} was changed after the run began", hint)
         return point
 
     def _restore(self) -> None:
         point = self._point()
+        self.folder.discard_after(point.round if point else -1)
         if point is not None:
             self.simulation.load(point.state)
             self.stopped, self.series = point.meta["stopped"], _numbers(point.meta["series"])
             self.quarantined = set(point.meta["quarantined"])
             for found in self.series:
                 self.tracked.log(found)
-        self.folder.discard_after(self.simulation.round if point else -1)
+            if isinstance(self.folder, MemoryRun):
+                self.folder.unpack(point.state)
+            if self.kept:
+                self.kept.by[:0] = [who for who in point.meta["by"] if who not in self.kept.by]
+                self.kept.seconds += point.meta["seconds"]
 
     def finish(self) -> Result:
         simulation, rounds = self.simulation, self.experiment.scenario.train.rounds
@@ -117,8 +142,9 @@ class Course:
                 if interrupted():
                     self._save()
                     self.folder.mark("interrupted", simulation.round)
-                    kept = self.folder if isinstance(self.folder, RunFolder) else None
-                    raise Interrupted(kept.path if kept else None, simulation.round, kept.goes_on if kept else "")
+                    how = self.folder.goes_on if isinstance(self.folder, RunFolder) else ""
+                    how = "the same command goes on from there" if self.kept else how
+                    raise Interrupted(self._place, simulation.round, how)
         if not self.series:  # no round at all: what was asked for is the initial model
             self._evaluate()
         return self._result()
@@ -152,7 +178,8 @@ class Course:
         if early:
             early(self._result())
         self.folder.time(done, {"train": trained - start, "evaluate": time.monotonic() - trained})
-        if last or done % run.checkpoint_every == 0:
+        due = done % run.checkpoint_every == 0 and time.monotonic() >= self._not_before
+        if due or (last and not self.kept):
             self._save()
         if self.progress:
             accuracy = self.series[-1].get("accuracy_mean") if self.series else None
@@ -185,13 +212,20 @@ class Course:
 
     @phase("write")
     def _save(self) -> None:
-        done = self.simulation.round
+        done, began = self.simulation.round, time.monotonic()
         self.folder.flush(done)
-        if isinstance(self.folder, RunFolder):
-            meta = {"stopped": self.stopped, "quarantined": sorted(self.quarantined), "series": self.series}
-            meta["config"] = self._essence
-            point = checkpoint.Checkpoint(done, self.simulation.point(), meta, self.folder.parts)
-            checkpoint.save(self.folder.path, point)
+        if self._place is None:
+            return
+        meta: dict[str, Any] = {"stopped": self.stopped, "quarantined": sorted(self.quarantined), "series": self.series}
+        meta["config"], tensors = self._essence, self.simulation.point()
+        if isinstance(self.folder, MemoryRun):
+            tensors |= self.folder.packed()
+        if self.kept:
+            meta |= {"by": self.kept.by, "seconds": self.kept.seconds + began - self.began}
+        checkpoint.save(self._place, checkpoint.Checkpoint(done, tensors, meta, self.folder.parts))
+        now = time.monotonic()
+        pause = _PAUSE * (now - began) if now - began > _LONG else 0.0
+        self._not_before = now + max(pause, _SELDOM if self.kept else 0.0)
 
     def _summary(self) -> dict[str, Any]:
         last, rounds = self.series[-1], [s["round"] for s in self.series]

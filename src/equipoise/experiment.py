@@ -10,11 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from equipoise import config as configs
-from equipoise import models, registry, tracking
+from equipoise import files, models, registry, tracking
 from equipoise.config.parts import arguments, section
 from equipoise.core import Method, Stop
 from equipoise.course import Course
 from equipoise.course import Interrupted as Interrupted
+from equipoise.course import Kept as Kept
 from equipoise.course import Progress as Progress
 from equipoise.data import load, partition
 from equipoise.data.datasets import provide
@@ -176,14 +177,16 @@ def execute(
     track: tracking.Tracker | None = None,
     models: bool = True,
     on_the_way: Mapping[int, Callable[[Result], None]] | None = None,
+    kept: Kept | None = None,
 ) -> Result:
     """Run it to the end, from the last checkpoint in `out` if there is one; a finished run is only read.
 
     `reached` gives the models that clients reach alone, where somebody keeps them; else they are trained if need be.
     Without `models`, a run without a folder gives back only its tables: hundreds of personal models may fill a memory.
     `on_the_way` is told, after so many rounds, what a run without a folder would come to if it ended there; its clients
-    must have nothing left to do after the last round.
+    must have nothing left to do after the last round. A run without a folder goes on from what is `kept` of it.
     """
+    require(kept is None or out is None, "kept", kept, "for runs in memory; one with a folder is kept there")
     early = out is not None or experiment.method.client.finish() is not None
     require(not (on_the_way and early), "on_the_way", sorted(on_the_way or ()), "for runs in memory, without a finish")
     simulation = Simulation(experiment.scenario, experiment.method, experiment.run)
@@ -198,9 +201,11 @@ def execute(
         if isinstance(folder, RunFolder) and folder.finished:
             return load_result(folder.path)
         with tracking.Tracked(track, "", params(experiment)) as tracked:
-            result = Course(experiment, simulation, folder, progress, tracked, on_the_way).finish()
+            result = Course(experiment, simulation, folder, progress, tracked, on_the_way, kept).finish()
             tracked.done(result.summary())
-            return result
+        if kept:
+            files.remove_folder(kept.path)
+        return result
     finally:
         folder.close()
 

@@ -1,11 +1,15 @@
 """`equipoise reproduce`: listing, running, showing, and what it says to mistakes."""
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from equipoise.cli import app
+from equipoise.engine.run import Simulation
 from tests.unit.test_reproduce import folder_with
 
 
@@ -79,3 +83,27 @@ def test_one_page_is_for_one_paper(mine: Path) -> None:
 def test_runs_for_which_there_was_no_time_are_counted(mine: Path) -> None:
     made = asked("nobody/one", "--rows", "fedprox", "--columns", "iid", "--minutes", "0", "--workers", "1")
     assert made.exit_code == 0 and "not started, the time is up: 2 runs" in made.output
+
+
+def test_ctrl_c_in_the_middle_of_a_run_loses_nothing(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("nobody/one", "--rows", "fedprox", "--columns", "iid", "--workers", "1", "--quiet")
+    step, rounds = Simulation.step, list[int]()
+
+    def stopped(self: Simulation) -> object:
+        rounds.append(self.round)
+        if len(rounds) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self)
+
+    monkeypatch.setattr(Simulation, "step", stopped)
+    made = asked(*words)
+    assert made.exit_code == 130 and "the same command goes on" in made.output
+    assert asked(*words).exit_code == 0
+    taken = rounds.copy()
+    whole = asked(*words, "--out", "whole")
+    assert whole.exit_code == 0 and rounds[len(taken) :] == taken  # none was taken twice
+    told = [
+        json.loads(Path(out, "nobody/measured/one.json").read_text())["entries"] for out in ("runs/reproduce", "whole")
+    ]
+    assert told[0][0]["numbers"] == told[1][0]["numbers"]
+    assert not any(Path("runs/reproduce/unfinished").iterdir())

@@ -7,6 +7,7 @@ were going on.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import os
 import subprocess
 import time
@@ -143,7 +144,7 @@ def _trials(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
             if choose.rounds is not None:
                 config = with_rounds(config, choose.rounds * wanted.scale)
             name = f"{table.name} {cell.row} {cell.column} choice {i + 1} of {len(cell.grid)}"
-            wants = Wants((choose.by,), cell, out / "alone")
+            wants = Wants((choose.by,), cell, out / "alone", out / "unfinished")
             same.setdefault((configs.dump(config), cell.extra_epoch, cell.model), (name, wants, []))[2].append(head)
     for (run, _, _), (name, wants, heads) in same.items():
         yield name, partial(_try, run, wants, heads, record.inbox)
@@ -188,7 +189,7 @@ def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
     for runs in same.values():
         cell, config, _ = max(runs, key=lambda run: run[1].train.rounds)
         heads = [(run.train.rounds, head) for _, run, head in runs]
-        wants = Wants(tuple(table.head.measures), cell, out / "alone")
+        wants = Wants(tuple(table.head.measures), cell, out / "alone", out / "unfinished")
         job = partial(_measure, configs.dump(config), wants, heads, record.inbox)
         yield f"{table.name} {cell.row} {cell.column} seed {cell.seed}", job
 
@@ -203,6 +204,12 @@ class Wants:
     measures: Sequence[str]
     cell: Cell
     cache: Path
+    unfinished: Path
+    """Where runs leave points to go on from."""
+
+    def kept(self, text: str) -> experiment.Kept:
+        what = hashlib.sha256(f"{text}{self.cell.extra_epoch}".encode()).hexdigest()[:16]
+        return experiment.Kept(self.unfinished / what, [commit] if (commit := _commit()) else [])
 
 
 def _before(deadline: float, job: Job) -> None:
@@ -219,7 +226,7 @@ def _made(text: str, extra_epoch: bool) -> experiment.Experiment:
 
 
 def _try(text: str, wants: Wants, heads: Sequence[Entry], inbox: Path) -> None:
-    result = experiment.execute(_made(text, wants.cell.extra_epoch), models=False)
+    result = experiment.execute(_made(text, wants.cell.extra_epoch), models=False, kept=wants.kept(text))
     score = validated(result, wants.measures[0], wants.cell.model)
     for head in heads:
         leave(inbox, {**head, "score": score})
@@ -235,17 +242,17 @@ def _refer(text: str, wanted: tuple[bool, bool], kept: Path) -> None:
 
 def _measure(text: str, wants: Wants, heads: Sequence[tuple[int, Entry]], inbox: Path) -> None:
     """Leave the entries of a run, each with the number of rounds after which it is measured."""
-    began, made, commit = time.monotonic(), _made(text, wants.cell.extra_epoch), _commit()
+    began, made, kept = time.monotonic(), _made(text, wants.cell.extra_epoch), wants.kept(text)
 
     @cache
     def reached(stop: Stop) -> Tensor:
         return optima_of(made, stop, wants.cache).models
 
     def tell(some: Sequence[Entry], result: Result) -> None:
-        seconds, summary = time.monotonic() - began, result.summary()
+        seconds, summary = kept.seconds + time.monotonic() - began, result.summary()
         numbers = measure(Finished(made, result, wants.cache, wants.cell.model), wants.measures)
         ran = {"rounds": summary["rounds"], "stopped": summary["stopped"], "seconds": round(seconds, 1)}
-        with_what = {"commit": commit, **_with(pick_device(made.run.device))}
+        with_what = {"commit": "+".join(kept.by) or None, **_with(pick_device(made.run.device))}
         for head in some:
             leave(inbox, {**head, **ran, "numbers": numbers, **with_what})
 
@@ -253,7 +260,7 @@ def _measure(text: str, wants: Wants, heads: Sequence[tuple[int, Entry]], inbox:
     for rounds, head in heads:
         after.setdefault(rounds, []).append(head)
     early = {rounds: partial(tell, some) for rounds, some in after.items() if rounds < max(after)}
-    result = experiment.execute(made, reached=reached, models=False, on_the_way=early)
+    result = experiment.execute(made, reached=reached, models=False, on_the_way=early, kept=kept)
     done = result.summary()["rounds"]  # fewer than asked for, if it stopped by itself
     tell([head for rounds, head in heads if rounds >= done], result)
 

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from equipoise import files, metrics
 from equipoise.errors import EquipoiseError
 from equipoise.layout import Layout
-from equipoise.results.rows import Rows, table_of
+from equipoise.results.rows import Rows, pack, table_of, unpack
 from equipoise.results.table import Table
 
 State = Literal["running", "interrupted", "finished", "failed"]
+_ROWS = "rows/"  # before the names of a run's tables in a checkpoint
 _UNTESTED = 'nobody was tested: there are no test samples (data.test), or run.splits is "validation"'
 
 
@@ -92,6 +95,16 @@ class MemoryRun:
         self._rows = Rows()
 
     def close(self) -> None: ...
+
+    def packed(self) -> dict[str, Tensor]:
+        """The rows so far, as bytes."""
+        return {_ROWS + name: torch.from_numpy(np.frombuffer(data, np.uint8).copy()) for name, data in pack(self._rows)}
+
+    def unpack(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from these rows."""
+        self._rows = unpack(
+            {n.removeprefix(_ROWS): t.numpy().tobytes() for n, t in tensors.items() if n.startswith(_ROWS)}
+        )
 
     def finish(
         self,

@@ -126,6 +126,20 @@ def arrow(tables: Sequence[pa.Table]) -> bytes:
     return bytes(sink.getvalue())
 
 
+def pack(rows: Rows) -> list[tuple[str, bytes]]:
+    """Rows as bytes, by table."""
+    clients = arrow(rows.clients) if rows.clients else b""
+    return [("rounds", json.dumps(rows.rounds, sort_keys=True).encode()), ("clients", clients)]
+
+
+def unpack(data: Mapping[str, bytes]) -> Rows:
+    """The inverse of `pack`."""
+    rows = Rows()
+    rows.rounds = json.loads(data["rounds"])
+    rows.clients = [pa.ipc.open_file(data["clients"]).read_all().cast(CLIENTS)] if data["clients"] else []
+    return rows
+
+
 def table_of(arrow: pa.Table) -> Table:
     return Table({name: _column(arrow[name]) for name in arrow.column_names})
 
