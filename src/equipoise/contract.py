@@ -19,6 +19,7 @@ from equipoise.core import Chain, ClientRule, Cohort, Filter, Method, Outcome, S
 from equipoise.data.federation import Dataset, Federation, Split
 from equipoise.engine.run import Scenario, Simulation
 from equipoise.engine.settings import Run, Train
+from equipoise.engine.simulator import Whose
 from equipoise.errors import EquipoiseError
 from equipoise.layout import Layout
 from equipoise.models import build
@@ -252,10 +253,11 @@ def sample_run(
     rounds: int = 3,
     sizes: tuple[int, ...] | None = None,
     attack: Attack | None = None,
+    own_models: Whose = "all",
 ) -> Simulation:
     federation = sample_federation(sizes) if sizes else sample_federation()
     model = build("mlp", (5,), 3, Stream(1), hidden=(6,))
-    run = Run(executor=executor, dtype="float64", eval_every=0)  # type: ignore[arg-type]
+    run = Run(executor=executor, dtype="float64", eval_every=0, own_models=own_models)  # type: ignore[arg-type]
     scenario = Scenario(federation, model, Train(rounds=rounds, batch=5, lr=0.05), attack=attack)
     simulation = Simulation(scenario, method, run)
     for _ in range(rounds):
@@ -278,6 +280,19 @@ def survives_odd_clients(method: Method) -> None:
     assert all(bool(torch.isfinite(t).all()) for t in simulation.dump().values() if t.is_floating_point()), "not finite"
     for evaluation in simulation.evaluate("test").values():
         assert bool(torch.isfinite(torch.as_tensor(evaluation.loss)).all()), "a client's loss is not finite"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Doubled(Attack):
+    def corrupt(self, seen: Forgery) -> Tensor:
+        return 2.0 * seen.own
+
+
+def outward_sends_the_same(method: Method) -> None:
+    """Malicious clients who do no more than is sent change nothing in the global model."""
+    half = _Doubled(fraction=0.5)
+    every, some = (sample_run(method, "loop", attack=half, own_models=who).server.w for who in ("all", "honest"))
+    assert torch.equal(every, some), "outward: what it sends is not what the rule sends"
 
 
 @dataclass(frozen=True)
@@ -396,5 +411,5 @@ def _checks(part: Method | ServerRule | Filter | Attack) -> Iterator[Callable[[]
     server = chain(part, WeightedMean()) if isinstance(part, Filter) else part
     method = server if isinstance(server, Method) else Method(server=server)
     yield from (partial(check, method.server) for check in server_rule_checks())
-    whole = (clients_change_no_input, vectorised_equals_loop, survives_odd_clients)
+    whole = (clients_change_no_input, vectorised_equals_loop, survives_odd_clients, outward_sends_the_same)
     yield from (partial(check, method) for check in whole)

@@ -42,6 +42,11 @@ def test_odd_clients_do_no_harm(name: str) -> None:
     contract.survives_odd_clients(METHODS[name].make())
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_malicious_clients_send_the_same_without_models_of_their_own(name: str) -> None:
+    contract.outward_sends_the_same(METHODS[name].make())
+
+
 @pytest.mark.parametrize("name", registry.filters())
 def test_filter(name: str) -> None:
     entry = registry.filters()[name]

@@ -278,3 +278,25 @@ def test_a_server_that_writes_into_its_state_in_a_later_round_is_found_out() -> 
 
     with pytest.raises(AssertionError, match="state n was changed in place"):
         contract.changes_no_input(Counts())
+
+
+# --------------------------------------------------------------------------------------- what malicious clients send
+
+
+@dataclass(frozen=True)
+class FromItsOwn(SGD):
+    """Sends what follows from a model of its own, and says that SGD sends the same."""
+
+    def init(self, w: Tensor) -> State:
+        return {"own": w.clone()}
+
+    def end(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
+        own = (w + state["own"]) / 2
+        return own, {"own": own}
+
+    def outward(self) -> SGD:
+        return SGD(self.objective)
+
+
+def test_a_rule_that_names_another_which_sends_something_else_is_found_out() -> None:
+    assert "outward: what it sends is not what the rule sends" in told(Method("own", FromItsOwn()))
