@@ -2,7 +2,7 @@
 
     python benchmarks/own_models.py [--rounds 7]
 
-Ditto with its CNN on random images: ten of 25 clients, with 48 samples and 12 for validation each, take two steps on 16;
+Ditto with its CNN on random images: ten of 25 clients, with 48 samples and 12 for validation, take two steps on 16;
 a share of them flips the sign of what it sends; one core. The two ways (`run.own_models`) take turns, round for round,
 in one process. Told are medians of CPU seconds a round, their ratio, and the MiB of personal models that are kept; that
 both arrive at the same bits is checked.
