@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from equipoise import metrics, tracking
+from equipoise import files, metrics, tracking
 from equipoise.engine import checkpoint
 from equipoise.engine.cautions import cautions
 from equipoise.engine.phases import phase
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from equipoise.experiment import Experiment
 
 _LONG = 1.0  # seconds that a checkpoint may take, however often it is due
-_PAUSE = 10  # times as long as a longer one took, before the next
 _SELDOM = 300.0  # seconds between two points of a run that has no folder
 LATE = ("accuracy_mean", "accuracy_std", "worst_10")
 """Measures whose mean over the last tenth of the rounds is told too."""
@@ -65,7 +64,7 @@ class Progress:
 
 @dataclass
 class Kept:
-    """Where a run without a folder leaves a point to go on from, now and then and when it is stopped, until it ends.
+    """Where a run without a folder leaves a point to go on from, every five minutes and when it is stopped.
 
     `by` says who works at it, and once it was resumed who did before; `seconds` is how long those did.
     """
@@ -74,9 +73,17 @@ class Kept:
     by: list[str]
     seconds: float = 0.0
 
+    def done(self) -> None:
+        """What came of the run is safe: the point is needed no more."""
+        with suppress(EquipoiseError):
+            files.remove_folder(self.path)
+
 
 class Course:
     """The rounds of one run, with what is written between them."""
+
+    pause = 10
+    """Times as long as a checkpoint took, if that was long, before the next."""
 
     def __init__(
         self,
@@ -109,12 +116,16 @@ class Course:
         if self._place is None:
             return None
         point = checkpoint.load_latest(self._place, self.folder.log)
+        if point is not None and any(round <= point.round for round in self.on_the_way):
+            return None  # somebody waits for what was before
         if point is not None and point.meta.get("config", self._essence) != self._essence:
             hint = "put back what it was; as it is now it is another run, for equipoise run and another --out"
             raise EquipoiseError(f"{self._place / 'config.toml'} was changed after the run began", hint)
         return point
 
     def _restore(self) -> None:
+        if self.kept:
+            files.clean(self.kept.path)
         point = self._point()
         self.folder.discard_after(point.round if point else -1)
         if point is not None:
@@ -178,12 +189,18 @@ class Course:
         if early:
             early(self._result())
         self.folder.time(done, {"train": trained - start, "evaluate": time.monotonic() - trained})
-        due = done % run.checkpoint_every == 0 and time.monotonic() >= self._not_before
-        if due or (last and not self.kept):
+        if self._due(done, last):
             self._save()
         if self.progress:
             accuracy = self.series[-1].get("accuracy_mean") if self.series else None
             self.progress(Progress(done, rounds, time.monotonic() - self.began, record.skipped, accuracy))
+
+    def _due(self, done: int, last: bool) -> bool:
+        """Whether a checkpoint is; who keeps a point of a run in memory has no use for it once that has ended."""
+        rested = time.monotonic() >= self._not_before
+        if self.kept:
+            return rested and not last
+        return last or (rested and done % self.experiment.run.checkpoint_every == 0)
 
     @phase("evaluate")
     def _evaluate(self) -> None:
@@ -222,9 +239,14 @@ class Course:
             tensors |= self.folder.packed()
         if self.kept:
             meta |= {"by": self.kept.by, "seconds": self.kept.seconds + began - self.began}
-        checkpoint.save(self._place, checkpoint.Checkpoint(done, tensors, meta, self.folder.parts))
+        point = checkpoint.Checkpoint(done, tensors, meta, self.folder.parts)
+        if self.kept:
+            with suppress(EquipoiseError):  # say, of a full disk, without which the run would come to its end
+                checkpoint.save(self._place, point, keep=1)
+        else:
+            checkpoint.save(self._place, point)
         now = time.monotonic()
-        pause = _PAUSE * (now - began) if now - began > _LONG else 0.0
+        pause = self.pause * (now - began) if now - began > _LONG else 0.0
         self._not_before = now + max(pause, _SELDOM if self.kept else 0.0)
 
     def _summary(self) -> dict[str, Any]:

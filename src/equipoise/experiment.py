@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from equipoise import config as configs
-from equipoise import files, models, registry, tracking
+from equipoise import models, registry, tracking
 from equipoise.config.parts import arguments, section
 from equipoise.core import Method, Stop
 from equipoise.course import Course
@@ -184,7 +184,8 @@ def execute(
     `reached` gives the models that clients reach alone, where somebody keeps them; else they are trained if need be.
     Without `models`, a run without a folder gives back only its tables: hundreds of personal models may fill a memory.
     `on_the_way` is told, after so many rounds, what a run without a folder would come to if it ended there; its clients
-    must have nothing left to do after the last round. A run without a folder goes on from what is `kept` of it.
+    must have nothing left to do after the last round. A run without a folder goes on from what is `kept` of it, unless
+    that comes after a round of which somebody is told; whoever has kept it says when it is `done`.
     """
     require(kept is None or out is None, "kept", kept, "for runs in memory; one with a folder is kept there")
     early = out is not None or experiment.method.client.finish() is not None
@@ -203,9 +204,7 @@ def execute(
         with tracking.Tracked(track, "", params(experiment)) as tracked:
             result = Course(experiment, simulation, folder, progress, tracked, on_the_way, kept).finish()
             tracked.done(result.summary())
-        if kept:
-            files.remove_folder(kept.path)
-        return result
+            return result
     finally:
         folder.close()
 

@@ -86,6 +86,8 @@ def finite_rows(t: Tensor, lead: int = 1) -> Tensor:
     """
     if t.dim() == lead or t.dtype is torch.float64 or t.is_complex():
         return torch.isfinite(t).flatten(lead).all(-1) if t.dim() > lead else torch.isfinite(t)
-    if t.dtype is torch.float32 and all_at_hand(likely := torch.isfinite(t.flatten(lead).sum(-1))):
-        return likely
+    if t.device.type == "cpu" and t.dtype is torch.float32:
+        likely = torch.isfinite(t.flatten(lead).sum(-1))
+        if all_at_hand(likely):
+            return likely
     return torch.isfinite(t.flatten(lead).sum(-1, dtype=torch.float64))

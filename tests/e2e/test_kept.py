@@ -50,21 +50,53 @@ def test_ctrl_c_keeps_a_point_and_the_same_call_goes_on_from_it(job: experiment.
     assert rounds == [8, 9]
     same(result, experiment.execute(job))
     assert again.by == ["first", "second"] and again.seconds > 0
+    assert (tmp_path / "kept").exists()  # until whoever asked for the result has it
+    again.done()
     assert not (tmp_path / "kept").exists()
+    again.done()
 
 
-def test_what_was_told_on_the_way_is_told_once_more_only_if_it_comes_again(
+def test_what_was_told_on_the_way_is_not_told_again(job: experiment.Experiment, tmp_path: Path) -> None:
+    early: dict[int, list[Result]] = {3: [], 6: []}
+    with pytest.raises(experiment.Interrupted):
+        experiment.execute(job, None, press_after(5), on_the_way={3: early[3].append}, kept=Kept(tmp_path / "kept", []))
+    rounds = list[int]()
+    kept = Kept(tmp_path / "kept", [])
+    experiment.execute(job, None, lambda p: rounds.append(p.round), on_the_way={6: early[6].append}, kept=kept)
+    assert {round: len(told) for round, told in early.items()} == {3: 1, 6: 1} and rounds == [6, 7, 8, 9]
+    never = list[Result]()
+    experiment.execute(job, on_the_way={6: never.append})
+    same(early[6][0], never[0])
+
+
+@pytest.mark.parametrize("asked", [3, 5])
+def test_who_asks_for_what_was_before_the_point_gets_it(job: experiment.Experiment, tmp_path: Path, asked: int) -> None:
+    with pytest.raises(experiment.Interrupted):
+        experiment.execute(job, None, press_after(5), kept=Kept(tmp_path / "kept", []))
+    told = list[Result]()
+    experiment.execute(job, on_the_way={asked: told.append}, kept=Kept(tmp_path / "kept", []))
+    assert len(told) == 1 and len(told[0].rounds) == asked
+
+
+def test_what_was_being_written_when_somebody_pulled_the_plug_is_cleared_away(
     job: experiment.Experiment, tmp_path: Path
 ) -> None:
-    early: dict[int, list[Result]] = {3: [], 6: []}
-    ways = {round: told.append for round, told in early.items()}
-    with pytest.raises(experiment.Interrupted):
-        experiment.execute(job, None, press_after(5), on_the_way=ways, kept=Kept(tmp_path / "kept", []))
-    experiment.execute(job, on_the_way=ways, kept=Kept(tmp_path / "kept", []))
-    assert {round: len(told) for round, told in early.items()} == {3: 1, 6: 1}
-    never: dict[int, list[Result]] = {6: []}
-    experiment.execute(job, on_the_way={6: never[6].append})
-    same(early[6][0], never[6][0])
+    left = tmp_path / "kept" / "checkpoint" / ".r000004.safetensors.here-1-1.partial"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    experiment.execute(job, kept=Kept(tmp_path / "kept", []))
+    assert not left.exists()
+
+
+def test_a_disk_that_is_full_ends_no_run_that_needs_none(
+    job: experiment.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise EquipoiseError("cannot write: no space left", "free some")
+
+    monkeypatch.setattr(course.checkpoint, "save", full)
+    monkeypatch.setattr(course, "_SELDOM", 0.0)
+    same(experiment.execute(job, kept=Kept(tmp_path / "kept", [])), experiment.execute(job))
 
 
 def test_a_kept_point_is_of_one_experiment(job: experiment.Experiment, tmp_path: Path) -> None:
@@ -94,7 +126,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[int]]:
     clock, rounds = SimpleNamespace(now=0.0), list[int]()
 
     def during(seconds: float) -> list[int]:
-        def save(folder: Any, point: checkpoint.Checkpoint) -> None:
+        def save(folder: Any, point: checkpoint.Checkpoint, keep: int = 2) -> None:
             rounds.append(point.round)
             clock.now += seconds
 
@@ -127,4 +159,4 @@ def test_after_a_long_one_ten_times_as_long_goes_by(saved: Any, tmp_path: Path) 
 
 def test_a_run_in_memory_is_kept_every_five_minutes_and_not_at_its_end(saved: Any, tmp_path: Path) -> None:
     told = went(saved, 0.1, None, Kept(tmp_path / "kept", []), rounds=700)
-    assert told == [302, 602]
+    assert told == [301, 601]

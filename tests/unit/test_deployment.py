@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from equipoise import config, experiment, registry
+from equipoise import config, course, experiment, registry
 from equipoise.audit.single import of_run
 from equipoise.cli import deploy
 from equipoise.data.federation import SPLITS, Dataset, Federation, Split
@@ -90,7 +90,13 @@ def test_the_run_folder_is_the_simulators(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["ditto", "rffl"])
 @pytest.mark.parametrize("when", [1, 2, 3, 4])
-def test_killed_anywhere_and_started_again_it_ends_with_the_same_bytes(method: str, when: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", [False, True])
+def test_killed_anywhere_and_started_again_it_ends_with_the_same_bytes(
+    method: str, when: int, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if slow:  # every checkpoint takes long, as with a large model
+        monkeypatch.setattr(course, "_LONG", 0.0)
+        monkeypatch.setattr(course.Course, "pause", 10**6)
     run = made(method)
     carry_out(run, nodes(run, tmp_path / "a"), tmp_path / "whole")
     post = DiesAt(nodes(run, tmp_path / "b"), when)

@@ -5,13 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from equipoise import registry
 from equipoise.attacks import LabelNoise, RandomUpdate, SignFlip
-from equipoise.core import Method
+from equipoise.core import At, Method, State
 from equipoise.engine.run import Simulation
 from equipoise.engine.settings import Participation, Run, Train
 from equipoise.methods import apfl, ditto, fedavg
+from equipoise.methods.ditto import Ditto
 from equipoise.threat import Attack
 from tests.small import federation, relative, simulation
 
@@ -100,3 +102,27 @@ def test_a_run_goes_on_from_its_dump() -> None:
 def test_methods_without_models_of_their_own_are_as_they_were() -> None:
     sim = ran(fedavg(), ATTACKS[0], "honest")
     assert not bool(sim.simulator.spared.any())
+
+
+class Noisy(Ditto):
+    """A Ditto of one's own, which sends something else."""
+
+    def step(self, w: Tensor, state: State, at: At) -> tuple[Tensor, State]:
+        w, state = super().step(w, state, at)
+        return w * 0.9, state
+
+
+class Quiet(Ditto):
+    """Another, which only chooses otherwise."""
+
+    def personal(self, w: Tensor, state: State) -> Tensor:
+        return w
+
+
+@pytest.mark.parametrize(
+    ("rule", "spares"), [(Noisy(), False), (Quiet(), True), (Ditto(base=Noisy()), False), (Ditto(base=Ditto()), True)]
+)
+def test_what_is_inherited_does_not_speak_for_a_class_that_sends_something_else(rule: Ditto, spares: bool) -> None:
+    every, some = (ran(Method("own", rule), ATTACKS[0], who) for who in ("all", "honest"))
+    assert torch.equal(every.server.w, some.server.w)
+    assert bool(some.simulator.spared.any()) == spares

@@ -1,13 +1,18 @@
 """Images shown pixel by pixel to models with convolutions, plainly and on a CPU: the same answers, only sooner."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from equipoise import models
+from equipoise.core import Method
 from equipoise.engine.net import Net
 from equipoise.engine.run import Simulation
 from equipoise.engine.settings import Run, Train
+from equipoise.methods import fedcka
 from equipoise.streams import Stream
 from tests.small import Of, federation, relative, simulation
 
@@ -24,13 +29,42 @@ def heads(planes: int) -> dict[str, nn.Module]:
     return {"conv": nn.Conv2d(planes, 4, 3, padding=1), "pool": nn.MaxPool2d(2), "head": nn.Linear(4 * 16, 5)}
 
 
-MODULES = {
+def by_hand(m: Any, x: Tensor) -> Tensor:
+    """A view that one image alone allows."""
+    f = m.pool(m.conv(x))
+    return m.head(f.view(f.shape[0] * f.shape[1], -1).reshape(len(x), -1))  # type: ignore[no-any-return]
+
+
+def in_training(m: Any, x: Tensor) -> Tensor:
+    f = m.pool(m.conv(x))
+    return m.head(f.view(len(x), -1) if m.training else f.flatten(1))  # type: ignore[no-any-return]
+
+
+def minding(m: Any, x: Tensor) -> Tensor:
+    if not x.is_contiguous():
+        raise ValueError("images as they were, please")
+    return m.head(m.pool(m.conv(x)).flatten(1))  # type: ignore[no-any-return]
+
+
+def as_it_lies(m: Any, x: Tensor) -> Tensor:
+    return m.head(torch.as_strided(m.pool(m.conv(x)), (len(x), 64), (64, 1)))  # type: ignore[no-any-return]
+
+
+MODULES: dict[str, Callable[[int], nn.Module]] = {
     "reshape": lambda planes: Of(lambda m, x: m.head(m.pool(m.conv(x)).reshape(len(x), -1)), **heads(planes)),
     "view": lambda planes: Of(lambda m, x: m.head(m.pool(m.conv(x)).view(len(x), -1)), **heads(planes)),
-    "as it lies": lambda planes: Of(
-        lambda m, x: m.head(torch.as_strided(m.pool(m.conv(x)), (len(x), 64), (64, 1))), **heads(planes)
-    ),
+    "view by hand": lambda planes: Of(by_hand, **heads(planes)),
+    "view in training": lambda planes: Of(in_training, **heads(planes)),
+    "as it lies": lambda planes: Of(as_it_lies, **heads(planes)),
+    "as it lies, silent at first": lambda planes: silent(Of(as_it_lies, **heads(planes))),
 }
+
+
+def silent(module: Of) -> Of:
+    """All answers are 0 until it has learnt something."""
+    nn.init.zeros_(module.head.weight)
+    nn.init.zeros_(module.head.bias)
+    return module
 
 
 def answers(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,6 +93,25 @@ def test_a_model_that_minds_is_shown_images_as_they_are(name: str, planes: int) 
     net = made(MODULES[name](planes), (planes, 8, 8))
     assert net.pixels == (name == "reshape")
     answers(net, torch.rand(2, planes, 8, 8))
+
+
+def test_a_model_may_have_words_of_its_own_for_what_it_minds() -> None:
+    assert not made(Of(minding, **heads(2)), (2, 8, 8)).pixels
+
+
+def test_a_frozen_part_is_no_hindrance() -> None:
+    module = MODULES["reshape"](2)
+    module.conv.requires_grad_(False)
+    assert made(module, (2, 8, 8)).pixels
+
+
+def test_who_looks_at_features_sees_them_as_they_always_lay() -> None:
+    method = Method(client=fedcka().client)
+    fed = federation((7, 9), shape=(2, 8, 8), classes=5)
+    assert (
+        method.client.features
+        and not simulation(method, fed, model=MODULES["reshape"](2), run=Run()).simulator.net.pixels
+    )
 
 
 def test_of_one_channel_they_lie_pixel_by_pixel_too() -> None:

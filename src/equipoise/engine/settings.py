@@ -142,7 +142,7 @@ class Run:
     APFL, what is finetuned after the last round): less time and memory. Measures are of honest clients: none changes.
     """
     checkpoint_every: int = 10
-    """Save a point to resume from after this many rounds."""
+    """Save a point to resume from after this many rounds; one that took over a second pauses for ten times as long."""
     __pydantic_config__ = _STRICT
 
     def __post_init__(self) -> None:

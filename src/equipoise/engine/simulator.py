@@ -33,7 +33,15 @@ from equipoise.threat import Attack, Claims, Forgery
 
 _TOGETHER = 256  # clients that finish together: bounds memory
 Whose = Literal["all", "honest"]
+_HOOKS = {"init", "prepare", "schedule", "begin", "step", "end", "report", "receive"}  # what is sent depends on them
 _BEGUN = 1 << 25  # numbers in the updates of a round that may be begun early: those of two are in memory then
+
+
+def outward(rule: ClientRule) -> ClientRule:
+    """The rule that it says sends the same; itself, if its class changes a hook and has inherited what it says."""
+    order = type(rule).__mro__
+    said = next(i for i, kind in enumerate(order) if "outward" in vars(kind))
+    return rule if any(_HOOKS & vars(kind).keys() for kind in order[:said]) else rule.outward()
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,8 @@ class Simulator:
         # Samples that an attack changed or added lie behind the others, see `adversary`.
         self.untouched = torch.zeros_like(self.malicious)
         self.untouched[: len(own)] = self.host.start[: len(own)] == own
-        net.show(federation.data.x.shape[1:])
+        if not self.rule.features:  # who looks at features may take them as they always lay
+            net.show(federation.data.x.shape[1:])
         self.net, self.vectorised, self.workers, self.precision = net, how.vectorised, how.workers, how.precision
         self.store, self.w0 = ClientStore(federation.n_clients, how.device, how.personal), net.initial()
         self._takes_deltas = type(self.rule).receive is not ClientRule.receive
@@ -109,7 +118,9 @@ class Simulator:
 
     def _plain_outward(self) -> ClientRule | None:
         """A rule that sends what the method's does and keeps nothing for it; None if there is no such rule."""
-        rule = self.rule.outward()
+        rule = self.rule
+        while (other := outward(rule)) is not rule:
+            rule = other
         keeps = bool(rule.init(self.w0[None])) or type(rule).receive is not ClientRule.receive
         return None if rule is self.rule or keeps else rule
 

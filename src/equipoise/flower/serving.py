@@ -35,6 +35,8 @@ def carry_out(
 class FarCourse(Course):
     """Rounds of one exchange each: how clients are served after a round comes with their answers to the next."""
 
+    pause = 0  # clients know of their last round only, and nobody could go on from one before
+
     def __init__(self, experiment: Experiment, deployment: Any, folder: RunFolder, *more: Any) -> None:
         super().__init__(experiment, deployment, folder, *more)
         deployment.heard = self._heard

@@ -61,7 +61,7 @@ class Adapted(ClientRule):
         return _Last(self.last, self.base.objective)
 
     def outward(self) -> ClientRule:
-        return self.base.outward()
+        return self.base
 
     def personal(self, w: Tensor, state: State) -> Tensor:
         return torch.where(state[_DONE][:, None], state[_OWN], w)

@@ -121,7 +121,7 @@ class Ditto(ClientRule):
         return Finetuning(self) if self.solver == "finetune" else None
 
     def outward(self) -> ClientRule:
-        return self.base.outward()
+        return self.base
 
     def personal(self, w: Tensor, state: State) -> Tensor:
         v = _best(state["v"], state["risk"]) if self.choose == "validation" else state["v"]

@@ -142,11 +142,11 @@ def _conflict(layer: int) -> Callable[[Finished], float]:
 
 
 def _loss(client: int, less: bool) -> Callable[[Finished], float]:
-    """A client's test loss, or what is left of it `less` the one that it reaches alone."""
+    """An honest client's test loss, or what is left of it `less` the one that it reaches alone."""
 
     def one(run: Finished) -> float:
         losses = run.last["loss"] - run.optimum if less else run.last["loss"]
-        return float(losses[client]) if len(losses) > client else float("nan")
+        return float(losses[client]) if len(losses) > client and not run.last["malicious"][client] else float("nan")
 
     return one
 

@@ -49,6 +49,10 @@ class Record:
         same = (e for k, e in self.entries.items() if k == _key({**entry, "scale": e["scale"]}))
         return any(e["scale"] >= entry["scale"] for e in same)
 
+    def holds(self, entry: Entry) -> bool:
+        """Whether this was measured, at this very scale."""
+        return _key(entry) in self.entries
+
     def chosen(self, cell: Cell, scale: float) -> Params | None:
         """What did best on validation data, the first of equals; None if some of the grid is still to be tried."""
         if len(cell.grid) == 1:

@@ -12,6 +12,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from equipoise.core import Stop
 from equipoise.engine.run import pick_device
 from equipoise.engine.settings import Run
 from equipoise.errors import EquipoiseError, require
+from equipoise.provenance import own_data
 from equipoise.reproduce.measures import (
     Finished,
     measure,
@@ -144,7 +146,7 @@ def _trials(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
             if choose.rounds is not None:
                 config = with_rounds(config, choose.rounds * wanted.scale)
             name = f"{table.name} {cell.row} {cell.column} choice {i + 1} of {len(cell.grid)}"
-            wants = Wants((choose.by,), cell, out / "alone", out / "unfinished")
+            wants = Wants((choose.by,), cell, out / "alone", _unfinished(table, out, cell, None))
             same.setdefault((configs.dump(config), cell.extra_epoch, cell.model), (name, wants, []))[2].append(head)
     for (run, _, _), (name, wants, heads) in same.items():
         yield name, partial(_try, run, wants, heads, record.inbox)
@@ -185,11 +187,13 @@ def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
         how = {"set": [*wanted.sets]} if wanted.sets else {}
         for share in (wanted.scale, *smaller):
             entry = {**final(cell, share), "chosen": chosen, **how}
+            if share != wanted.scale and record.holds(entry):
+                continue
             runs.append((cell, cell.config(chosen, share, wanted.sets), entry))
     for runs in same.values():
         cell, config, _ = max(runs, key=lambda run: run[1].train.rounds)
         heads = [(run.train.rounds, head) for _, run, head in runs]
-        wants = Wants(tuple(table.head.measures), cell, out / "alone", out / "unfinished")
+        wants = Wants(tuple(table.head.measures), cell, out / "alone", _unfinished(table, out, cell, cell.seed))
         job = partial(_measure, configs.dump(config), wants, heads, record.inbox)
         yield f"{table.name} {cell.row} {cell.column} seed {cell.seed}", job
 
@@ -205,11 +209,20 @@ class Wants:
     cell: Cell
     cache: Path
     unfinished: Path
-    """Where runs leave points to go on from."""
+    """Where a run of this cell leaves points to go on from, each way of running it in a folder of its own."""
 
-    def kept(self, text: str) -> experiment.Kept:
-        what = hashlib.sha256(f"{text}{self.cell.extra_epoch}".encode()).hexdigest()[:16]
-        return experiment.Kept(self.unfinished / what, [commit] if (commit := _commit()) else [])
+    def kept(self, made: experiment.Experiment) -> experiment.Kept:
+        told = [made.config, self.cell.key, self.cell.model, self.cell.extra_epoch, own_data(made)]
+        return experiment.Kept(self.unfinished / _digest(told), [commit] if (commit := _commit()) else [])
+
+
+def _unfinished(table: Table, out: Path, cell: Cell, seed: int | None) -> Path:
+    """The folder of a cell; of its trials, which end before any final run begins, without a seed."""
+    return out / "unfinished" / _digest([table.name, cell.row, cell.column, seed])
+
+
+def _digest(told: Sequence[object]) -> str:
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 def _before(deadline: float, job: Job) -> None:
@@ -226,10 +239,15 @@ def _made(text: str, extra_epoch: bool) -> experiment.Experiment:
 
 
 def _try(text: str, wants: Wants, heads: Sequence[Entry], inbox: Path) -> None:
-    result = experiment.execute(_made(text, wants.cell.extra_epoch), models=False, kept=wants.kept(text))
+    made = _made(text, wants.cell.extra_epoch)
+    kept = wants.kept(made)
+    result = experiment.execute(made, models=False, kept=kept)
     score = validated(result, wants.measures[0], wants.cell.model)
     for head in heads:
         leave(inbox, {**head, "score": score})
+    kept.done()
+    with suppress(OSError):  # others are at work there
+        wants.unfinished.rmdir()
 
 
 def _refer(text: str, wanted: tuple[bool, bool], kept: Path) -> None:
@@ -242,7 +260,8 @@ def _refer(text: str, wanted: tuple[bool, bool], kept: Path) -> None:
 
 def _measure(text: str, wants: Wants, heads: Sequence[tuple[int, Entry]], inbox: Path) -> None:
     """Leave the entries of a run, each with the number of rounds after which it is measured."""
-    began, made, kept = time.monotonic(), _made(text, wants.cell.extra_epoch), wants.kept(text)
+    began, made = time.monotonic(), _made(text, wants.cell.extra_epoch)
+    kept = wants.kept(made)
 
     @cache
     def reached(stop: Stop) -> Tensor:
@@ -263,6 +282,9 @@ def _measure(text: str, wants: Wants, heads: Sequence[tuple[int, Entry]], inbox:
     result = experiment.execute(made, reached=reached, models=False, on_the_way=early, kept=kept)
     done = result.summary()["rounds"]  # fewer than asked for, if it stopped by itself
     tell([head for rounds, head in heads if rounds >= done], result)
+    kept.done()
+    with suppress(EquipoiseError):
+        files.remove_folder(wants.unfinished)  # with what was stopped when it was run another way
 
 
 def _with(device: torch.device) -> dict[str, Any]:
