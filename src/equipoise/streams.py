@@ -16,6 +16,7 @@ several times sooner if they are few. The caller chooses: a tensor may be more t
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +72,14 @@ def bits_of(words: Tensor, *ids: Tensor) -> Tensor:
 _TENSORS, _ARRAYS = _Kind(_signed, _shift), _Kind(partial(np.array, dtype=np.uint64), np.right_shift)
 
 
+def _cut(ids: Tensor, dim: int, at: int, length: int) -> Tensor:
+    """These of the ids, counted along a dimension from the end, unless they are the same all along it."""
+    return ids.narrow(dim, at, length) if ids.dim() >= -dim and ids.shape[dim] > 1 else ids
+
+
+_PIECE = 1 << 16  # normal numbers that a CPU works out at once: what they are made of is still near when it is needed
+
+
 @dataclass(frozen=True)
 class Stream:
     """A named source of random numbers; `Stream(seed)` is the root of a run."""
@@ -103,6 +112,18 @@ class Stream:
 
     def normal(self, *ids: Tensor) -> Tensor:
         """A standard normal float64 for every combination of ids (Box and Muller, 1958)."""
+        shape = np.broadcast_shapes(*(tuple(i.shape) for i in ids))
+        if math.prod(shape) <= _PIECE or ids[0].device.type != "cpu":
+            return self._normal(*ids)
+        out = torch.empty(shape, dtype=torch.float64)
+        longest = max(range(len(shape)), key=shape.__getitem__)
+        step = max(1, _PIECE * shape[longest] // math.prod(shape))
+        for at in range(0, shape[longest], step):
+            piece = out.narrow(longest, at, min(step, shape[longest] - at))
+            piece.copy_(self._normal(*(_cut(i, longest - len(shape), at, piece.shape[longest]) for i in ids)))
+        return out
+
+    def _normal(self, *ids: Tensor) -> Tensor:
         radius = (-2.0 * torch.log1p(-self.child("radius").uniform(*ids))).sqrt()
         return radius * torch.cos(2.0 * torch.pi * self.child("angle").uniform(*ids))
 

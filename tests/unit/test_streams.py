@@ -1,11 +1,14 @@
 """Streams: values, not machines."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise import streams
 from equipoise.streams import Stream
 
 
@@ -75,3 +78,16 @@ def test_generators_repeat_and_leave_the_global_one_alone() -> None:
     assert torch.equal(torch.rand(3, generator=s.torch()), torch.rand(3, generator=s.torch()))
     assert np.array_equal(s.numpy().random(3), s.numpy().random(3))
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    "shapes", [((3, 1), (5000,)), ((5000, 1), (3,)), ((7, 1, 1), (911, 1), (2,)), ((9001,),), ((1,), (9001,))]
+)
+def test_normal_numbers_are_the_same_however_many_are_drawn_at_once(
+    shapes: tuple[tuple[int, ...], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [torch.arange(math.prod(s)).view(s) + 10 * i for i, s in enumerate(shapes)]
+    whole = Stream(3)._normal(*ids)
+    for piece in (1, 64, 1000, 1 << 20):
+        monkeypatch.setattr(streams, "_PIECE", piece)
+        assert torch.equal(Stream(3).normal(*ids), whole)

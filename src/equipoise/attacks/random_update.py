@@ -40,4 +40,4 @@ class RandomUpdate(Attack):
         own = seen.own.to(torch.float64)
         noise = seen.stream.normal(seen.ids[:, None], torch.arange(own.shape[1], device=own.device))
         spread = own.std(1, correction=0, keepdim=True) if self.scale == "matched" else 1.0
-        return (spread * noise).to(seen.own.dtype)
+        return noise.mul_(spread).to(seen.own.dtype)
