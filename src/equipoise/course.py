@@ -8,6 +8,7 @@ its last checkpoint with the same random numbers, so it ends with the same bytes
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 import threading
 import time
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from equipoise import files, metrics, tracking
+from equipoise import files, large, metrics, tracking
 from equipoise.engine import checkpoint
 from equipoise.engine.cautions import cautions
 from equipoise.engine.phases import phase
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from equipoise.experiment import Experiment
 
 _LONG = 1.0  # seconds that a checkpoint may take, however often it is due
+_SHARE = 0.25  # of the free space of a disk, for a point of a run that has no folder
 _SELDOM = 300.0  # seconds between two points of a run that has no folder
 LATE = ("accuracy_mean", "accuracy_std", "worst_10")
 """Measures whose mean over the last tenth of the rounds is told too."""
@@ -72,6 +74,15 @@ class Kept:
     path: Path
     by: list[str]
     seconds: float = 0.0
+
+    def save(self, point: checkpoint.Checkpoint) -> bool:
+        """Leave a point, if that is no trouble: without one the run comes to its end, and others need the disk too."""
+        with suppress(EquipoiseError, OSError):
+            files.make_folder(self.path)
+            if large.size(point.tensors) <= _SHARE * shutil.disk_usage(self.path).free:
+                checkpoint.save(self.path, point, keep=1)
+                return True
+        return False
 
     def done(self) -> None:
         """What came of the run is safe: the point is needed no more."""
@@ -151,11 +162,11 @@ class Course:
             while simulation.round < rounds and self.stopped is None:
                 self._round()
                 if interrupted():
-                    self._save()
+                    saved = self._save()
                     self.folder.mark("interrupted", simulation.round)
                     how = self.folder.goes_on if isinstance(self.folder, RunFolder) else ""
-                    how = "the same command goes on from there" if self.kept else how
-                    raise Interrupted(self._place, simulation.round, how)
+                    how = "the same command goes on from there" if self.kept and saved else how
+                    raise Interrupted(self._place if saved else None, simulation.round, how)
         if not self.series:  # no round at all: what was asked for is the initial model
             self._evaluate()
         return self._result()
@@ -228,11 +239,12 @@ class Course:
         self.tracked.log(found)
 
     @phase("write")
-    def _save(self) -> None:
+    def _save(self) -> bool:
+        """Whether there is a point to go on from."""
         done, began = self.simulation.round, time.monotonic()
         self.folder.flush(done)
         if self._place is None:
-            return
+            return False
         meta: dict[str, Any] = {"stopped": self.stopped, "quarantined": sorted(self.quarantined), "series": self.series}
         meta["config"], tensors = self._essence, self.simulation.point()
         if isinstance(self.folder, MemoryRun):
@@ -240,14 +252,15 @@ class Course:
         if self.kept:
             meta |= {"by": self.kept.by, "seconds": self.kept.seconds + began - self.began}
         point = checkpoint.Checkpoint(done, tensors, meta, self.folder.parts)
+        saved = True
         if self.kept:
-            with suppress(EquipoiseError):  # say, of a full disk, without which the run would come to its end
-                checkpoint.save(self._place, point, keep=1)
+            saved = self.kept.save(point)
         else:
             checkpoint.save(self._place, point)
         now = time.monotonic()
         pause = self.pause * (now - began) if now - began > _LONG else 0.0
         self._not_before = now + max(pause, _SELDOM if self.kept else 0.0)
+        return saved
 
     def _summary(self) -> dict[str, Any]:
         last, rounds = self.series[-1], [s["round"] for s in self.series]

@@ -50,6 +50,11 @@ def whole(tensors: Mapping[str, Tensor | Pieces]) -> dict[str, Tensor]:
     return {name: _whole(t) if isinstance(t, Pieces) else t for name, t in tensors.items()}
 
 
+def size(tensors: Mapping[str, Tensor | Pieces]) -> int:
+    """Their bytes."""
+    return sum(math.prod(t.shape) * t.dtype.itemsize for t in tensors.values())
+
+
 def _whole(pieces: Pieces) -> Tensor:
     out, at = torch.empty(pieces.shape, dtype=pieces.dtype), 0
     for piece in pieces.each():

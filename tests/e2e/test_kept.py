@@ -99,6 +99,15 @@ def test_a_disk_that_is_full_ends_no_run_that_needs_none(
     same(experiment.execute(job, kept=Kept(tmp_path / "kept", [])), experiment.execute(job))
 
 
+def test_a_point_that_would_take_much_of_the_disk_is_not_left(
+    job: experiment.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(experiment.Interrupted, match="nothing is kept"):
+        experiment.execute(job, None, press_after(5), kept=Kept(tmp_path / "kept", []))
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
 def test_a_kept_point_is_of_one_experiment(job: experiment.Experiment, tmp_path: Path) -> None:
     with pytest.raises(experiment.Interrupted):
         experiment.execute(job, None, press_after(5), kept=Kept(tmp_path / "kept", []))
