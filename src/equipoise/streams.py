@@ -72,9 +72,10 @@ def bits_of(words: Tensor, *ids: Tensor) -> Tensor:
 _TENSORS, _ARRAYS = _Kind(_signed, _shift), _Kind(partial(np.array, dtype=np.uint64), np.right_shift)
 
 
-def _cut(ids: Tensor, dim: int, at: int, length: int) -> Tensor:
+def _cut(ids: npt.NDArray[Any], dim: int, at: int, length: int) -> npt.NDArray[Any]:
     """These of the ids, counted along a dimension from the end, unless they are the same all along it."""
-    return ids.narrow(dim, at, length) if ids.dim() >= -dim and ids.shape[dim] > 1 else ids
+    whole = ids.ndim < -dim or ids.shape[dim] == 1
+    return ids if whole else np.moveaxis(np.moveaxis(ids, dim, 0)[at : at + length], 0, dim)
 
 
 _PIECE = 1 << 16  # normal numbers that a CPU works out at once: what they are made of is still near when it is needed
@@ -116,16 +117,16 @@ class Stream:
         if math.prod(shape) <= _PIECE or ids[0].device.type != "cpu":
             return self._normal(*ids)
         out = torch.empty(shape, dtype=torch.float64)
-        longest = max(range(len(shape)), key=shape.__getitem__)
+        longest, arrays = max(range(len(shape)), key=shape.__getitem__), [i.numpy() for i in ids]
         step = max(1, _PIECE * shape[longest] // math.prod(shape))
         for at in range(0, shape[longest], step):
             piece = out.narrow(longest, at, min(step, shape[longest] - at))
-            piece.copy_(self._normal(*(_cut(i, longest - len(shape), at, piece.shape[longest]) for i in ids)))
+            piece.copy_(self._normal(*(_cut(i, longest - len(shape), at, piece.shape[longest]) for i in arrays)))
         return out
 
-    def _normal(self, *ids: Tensor) -> Tensor:
-        radius = (-2.0 * torch.log1p(-self.child("radius").uniform(*ids))).sqrt()
-        return radius * torch.cos(2.0 * torch.pi * self.child("angle").uniform(*ids))
+    def _normal(self, *ids: Values) -> Tensor:
+        radius, angle = (torch.as_tensor(self.child(name).uniform(*ids)) for name in ("radius", "angle"))
+        return radius.neg_().log1p_().mul_(-2.0).sqrt_() * angle.mul_(2.0 * torch.pi).cos_()
 
     def integers(self, high: int, *ids: Values) -> Values:
         """An integer in [0, high) for every combination of ids."""

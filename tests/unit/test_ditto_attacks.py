@@ -62,6 +62,14 @@ def test_noise_has_the_deviation_of_each_clients_own_update_and_mean_zero() -> N
     assert relative(noise, own) > 0.5
 
 
+def test_the_deviation_of_many_numbers_is_that_of_all_of_them() -> None:
+    own = 5.0 + torch.randn(3, 300_001, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [[1.0], [1e-3], [1e3]]
+    )
+    noise, unit = (RandomUpdate(count=1, scale=s).corrupt(forgery(own.double())) for s in ("matched", "unit"))  # type: ignore[arg-type]
+    assert (noise / unit)[:, 0].tolist() == pytest.approx(own.double().numpy().std(1).tolist(), rel=1e-12)
+
+
 def test_unit_noise_forgets_the_update() -> None:
     noise = RandomUpdate(count=1, scale="unit").corrupt(forgery(updates()))
     assert noise.std(1).tolist() == pytest.approx([1.0] * 3, abs=0.05)

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from equipoise.aggregators._distances import columns
 from equipoise.attacks.label_noise import LabelNoise
 from equipoise.errors import EquipoiseError
 from equipoise.streams import Stream
@@ -37,7 +38,18 @@ class RandomUpdate(Attack):
         return LabelNoise(count=0).poison(samples, stream) if self.label_noise else samples
 
     def corrupt(self, seen: Forgery) -> Tensor:
-        own = seen.own.to(torch.float64)
-        noise = seen.stream.normal(seen.ids[:, None], torch.arange(own.shape[1], device=own.device))
-        spread = own.std(1, correction=0, keepdim=True) if self.scale == "matched" else 1.0
-        return noise.mul_(spread).to(seen.own.dtype)
+        noise = seen.stream.normal(seen.ids[:, None], torch.arange(seen.own.shape[1], device=seen.own.device))
+        if self.scale == "matched":
+            noise.mul_(_spreads(seen.own))
+        return noise.to(seen.own.dtype)
+
+
+def _spreads(rows: Tensor) -> Tensor:
+    """[K, 1] float64: the standard deviation of every row's numbers, without a copy of all of them in float64."""
+    (k, d), device = rows.shape, rows.device
+    mean, variance = (torch.zeros(k, 1, dtype=torch.float64, device=device) for _ in range(2))
+    for piece in columns(d, k, device):
+        mean += rows[:, piece].sum(1, keepdim=True, dtype=torch.float64) / d
+    for piece in columns(d, k, device):
+        variance += (rows[:, piece] - mean).square().sum(1, keepdim=True) / d
+    return variance.sqrt()
