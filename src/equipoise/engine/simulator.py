@@ -44,6 +44,13 @@ def outward(rule: ClientRule) -> ClientRule:
     return rule if any(_HOOKS & vars(kind).keys() for kind in order[:said]) else rule.outward()
 
 
+def barest(rule: ClientRule) -> ClientRule:
+    """The rule that sends the same and does nothing besides, as far as is said."""
+    while (other := outward(rule)) is not rule:
+        rule = other
+    return rule
+
+
 @dataclass(frozen=True)
 class How:
     """How rounds are carried out; changes no result beyond rounding."""
@@ -118,9 +125,7 @@ class Simulator:
 
     def _plain_outward(self) -> ClientRule | None:
         """A rule that sends what the method's does and keeps nothing for it; None if there is no such rule."""
-        rule = self.rule
-        while (other := outward(rule)) is not rule:
-            rule = other
+        rule = barest(self.rule)
         keeps = bool(rule.init(self.w0[None])) or type(rule).receive is not ClientRule.receive
         return None if rule is self.rule or keeps else rule
 

@@ -173,10 +173,10 @@ MEASURES: dict[str, Callable[[Finished], float]] = {
 }
 
 
-_SUMMARY = tuple(metrics.summary([], []))
+SUMMARY = tuple(metrics.summary([], []))
 NAMES = frozenset(
-    {*MEASURES, *_SUMMARY, *(f"{name}_last_tenth" for name in LATE), "attack_success", "round", "rounds"}
-    | {"_".join(parts) for parts in product(("validation", "test"), ("global", "personal"), _SUMMARY)}
+    {*MEASURES, *SUMMARY, *(f"{name}_last_tenth" for name in LATE), "attack_success", "round", "rounds"}
+    | {"_".join(parts) for parts in product(("validation", "test"), ("global", "personal"), SUMMARY)}
 )
 """All that a table may ask for: `MEASURES`, and the numbers that a run's summary may have."""
 

@@ -43,6 +43,7 @@ from equipoise.reproduce.measures import (
 )
 from equipoise.reproduce.record import Entry, Record, final, leave, trial
 from equipoise.reproduce.tables import Cell, Table, with_rounds
+from equipoise.reproduce.together import Head, longest, together
 from equipoise.results import Result
 from equipoise.standalone import ExtraEpoch
 
@@ -174,7 +175,7 @@ def _references(table: Table, wanted: Wanted, record: Record, out: Path) -> Iter
 
 def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Named]:
     """Runs that differ in nothing but the number of rounds are one run, measured on the way too."""
-    same: dict[tuple[object, ...], list[tuple[Cell, configs.Config, Entry]]] = {}
+    same: dict[tuple[object, ...], list[Head]] = {}
     for cell in wanted.cells(table):
         head, chosen = final(cell, wanted.scale), record.chosen(cell, wanted.scale)
         if record.has(head) or chosen is None:
@@ -189,12 +190,11 @@ def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
             entry = {**final(cell, share), "chosen": chosen, **how}
             if share != wanted.scale and record.holds(entry):
                 continue
-            runs.append((cell, cell.config(chosen, share, wanted.sets), entry))
-    for runs in same.values():
-        cell, config, _ = max(runs, key=lambda run: run[1].train.rounds)
-        heads = [(run.train.rounds, head) for _, run, head in runs]
+            runs.append(Head(cell, cell.config(chosen, share, wanted.sets), entry, cell.model))
+    for heads in together(list(same.values()), table.head.measures):
+        cell, text = longest(heads).cell, configs.dump(longest(heads).config)
         wants = Wants(tuple(table.head.measures), cell, out / "alone", _unfinished(table, out, cell, cell.seed))
-        job = partial(_measure, configs.dump(config), wants, heads, record.inbox)
+        job = partial(_measure, text, wants, [(h.rounds, h.model, h.entry) for h in heads], record.inbox)
         yield f"{table.name} {cell.row} {cell.column} seed {cell.seed}", job
 
 
@@ -258,8 +258,8 @@ def _refer(text: str, wanted: tuple[bool, bool], kept: Path) -> None:
         standalone_of(made, made.scenario.train.rounds, kept)
 
 
-def _measure(text: str, wants: Wants, heads: Sequence[tuple[int, Entry]], inbox: Path) -> None:
-    """Leave the entries of a run, each with the number of rounds after which it is measured."""
+def _measure(text: str, wants: Wants, heads: Sequence[tuple[int, str, Entry]], inbox: Path) -> None:
+    """Leave the entries of a run, each with the number of rounds after which it is measured, and of which model."""
     began, made = time.monotonic(), _made(text, wants.cell.extra_epoch)
     kept = wants.kept(made)
 
@@ -267,21 +267,22 @@ def _measure(text: str, wants: Wants, heads: Sequence[tuple[int, Entry]], inbox:
     def reached(stop: Stop) -> Tensor:
         return optima_of(made, stop, wants.cache).models
 
-    def tell(some: Sequence[Entry], result: Result) -> None:
+    def tell(some: Sequence[tuple[str, Entry]], result: Result) -> None:
         seconds, summary = kept.seconds + time.monotonic() - began, result.summary()
-        numbers = measure(Finished(made, result, wants.cache, wants.cell.model), wants.measures)
+        models = {model for model, _ in some}
+        numbers = {m: measure(Finished(made, result, wants.cache, m), wants.measures) for m in models}
         ran = {"rounds": summary["rounds"], "stopped": summary["stopped"], "seconds": round(seconds, 1)}
         with_what = {"commit": "+".join(kept.by) or None, **_with(pick_device(made.run.device))}
-        for head in some:
-            leave(inbox, {**head, **ran, "numbers": numbers, **with_what})
+        for model, head in some:
+            leave(inbox, {**head, **ran, "numbers": numbers[model], **with_what})
 
-    after: dict[int, list[Entry]] = {}
-    for rounds, head in heads:
-        after.setdefault(rounds, []).append(head)
+    after: dict[int, list[tuple[str, Entry]]] = {}
+    for rounds, model, head in heads:
+        after.setdefault(rounds, []).append((model, head))
     early = {rounds: partial(tell, some) for rounds, some in after.items() if rounds < max(after)}
     result = experiment.execute(made, reached=reached, models=False, on_the_way=early, kept=kept)
     done = result.summary()["rounds"]  # fewer than asked for, if it stopped by itself
-    tell([head for rounds, head in heads if rounds >= done], result)
+    tell([(model, head) for rounds, model, head in heads if rounds >= done], result)
     kept.done()
     with suppress(EquipoiseError):
         files.remove_folder(wants.unfinished)  # with what was stopped when it was run another way
