@@ -137,6 +137,91 @@ def test_a_descent_writes_straight_into_w_with_the_step_size_of_the_day() -> Non
         torch.testing.assert_close(end, descends(w, x, lr)[0], rtol=1e-13, atol=1e-13)
 
 
+def gradient(rows: Tensor, x: Tensor, into: Tensor, at: int = 8) -> None:
+    """A gradient by rows [k, D] of x [k, 5, 4], put together in place."""
+    into[:, 0:8].view(-1, 4, 2).copy_(x.mT @ (x @ rows[:, 0:8].view(-1, 4, 2)))
+    into[:, at:D].copy_((rows[:, 8:D] * x[:, 0, :1])[:, at - 8 :] if at >= 8 else rows[:, at:D])
+
+
+def apart(v: Tensor, x: Tensor, at: int = 8) -> Tensor:
+    """Of several models of each client [K, C, D], one model after the other, as clients one by one do."""
+    grad = torch.empty_like(v)
+    for model, place in zip(v.unbind(1), grad.unbind(1), strict=True):
+        gradient(model, x, place, at)
+    return grad
+
+
+def together(v: Tensor, x: Tensor) -> Tensor:
+    """All at once, as rows do."""
+    grad = torch.empty_like(v.flatten(0, 1))
+    gradient(v.flatten(0, 1), x.repeat_interleave(v.shape[1], 0), grad)
+    return grad.view(v.shape)
+
+
+def one(v: Tensor, x: Tensor) -> Tensor:
+    gradient(v, x, grad := torch.empty_like(v))
+    return grad
+
+
+def pulled(v: Tensor, w: Tensor) -> Tensor:
+    return torch.lerp(v, w if v.dim() == 2 else w[:, None], 0.25)
+
+
+Pulls = Callable[[Tensor, Tensor, Tensor, Tensor], Sequence[Tensor]]
+OWN: dict[str, Pulls] = {
+    "a model": lambda w, v, x, lr: [w * 2, torch.addcmul(pulled(v[:, 0], w), one(v[:, 0], x), lr, value=-1)],
+    "several, one by one": lambda w, v, x, lr: [w * 2, torch.addcmul(pulled(v, w), apart(v, x), lr, value=-1)],
+    "several at once": lambda w, v, x, lr: [w * 2, torch.addcmul(pulled(v, w), together(v, x), lr, value=-1)],
+}
+LEFT: dict[str, Pulls] = {
+    "the base is read again": lambda w, v, x, lr: [
+        *(w * 2, torch.addcmul(base := pulled(v, w), apart(v, x), lr, value=-1), base)
+    ],
+    "the base is an input": lambda w, v, x, lr: [w * 2, torch.addcmul(v, apart(v, x), lr, value=-1)],
+    "the gradient is read again": lambda w, v, x, lr: [
+        *(w * 2, torch.addcmul(pulled(v, w), grad := apart(v, x), lr, value=-1), grad)
+    ],
+    "the gradients at once are read again": lambda w, v, x, lr: [
+        *(w * 2, torch.addcmul(pulled(v, w), grad := together(v, x), lr, value=-1), grad)
+    ],
+    "a part of the gradient is read again": lambda w, v, x, lr: [
+        *(w * 2, torch.addcmul(pulled(v, w), grad := apart(v, x), lr, value=-1), grad.unbind(1)[0][:, :8] * 2)
+    ],
+    "places overlap": lambda w, v, x, lr: [w * 2, torch.addcmul(pulled(v, w), apart(v, x, 6), lr, value=-1)],
+    "the base is spread out": lambda w, v, x, lr: [
+        *(w * 2, torch.addcmul(pulled(v[:, :1], w), apart(v, x), lr, value=-1))
+    ],
+}
+
+
+def own(step: Pulls) -> tuple[Recorded, list[Tensor], Sequence[Tensor], Sequence[Tensor]]:
+    """A step of models [K, 2, D] beside w: recorded, of these inputs, what it gives and what it should."""
+    w, x, _ = inputs()
+    v, lr = torch.stack([w.sin(), w.cos()], 1), torch.tensor(0.1, dtype=torch.float64)
+    recorded = record(step, [w, v, x, lr], [False, False, False, True])
+    given = [w.clone(), v + 0.5, x, lr]
+    found = recorded.step(*(t.clone() for t in given[:3]), *recorded.ahead(torch.tensor(0.7, dtype=torch.float64)))
+    return recorded, given, found, step(*given[:3], torch.tensor(0.7, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_a_step_has_just_made_is_descended_in_place_too(name: str) -> None:
+    recorded, _, found, expected = own(OWN[name])
+    told = operations(recorded.step)
+    assert not any("empty_like" in o or "addcmul" in o for o in told) and any("baddbmm_" in o for o in told)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_but_not_where_that_would_show(name: str) -> None:
+    recorded, given, found, expected = own(LEFT[name])
+    assert any("addcmul" in o for o in operations(recorded.step)), "it is descended in place all the same"
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+    assert torch.equal(given[0], inputs()[0])
+
+
 def test_operations_are_called_by_name() -> None:
     recorded = made(lambda w, x, h: [w * 2, torch.log_softmax(x, 2)[torch.tensor([1])].relu() + h[1, :, None]])
     graph: fx.Graph = recorded.step.__self__.graph  # type: ignore[attr-defined]

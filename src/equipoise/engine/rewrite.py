@@ -121,18 +121,18 @@ def _calls(graph: Graph, *targets: Any) -> list[Node]:
     return [n for n in graph.nodes if n.op == "call_function" and n.target in targets]
 
 
-def _known(node: Any) -> Any:
+def form_of(node: Any) -> Any:
     """The shape, strides and type of what a node gives, if it is a tensor."""
     return node.meta.get("form") if isinstance(node, NODE) else None
 
 
 def shape_of(node: Any) -> tuple[int, ...] | None:
     """The shape of what a node gives, if it is a tensor."""
-    known = _known(node)
+    known = form_of(node)
     return None if known is None else tuple(known.shape)
 
 
-def _only_for(node: Any, reader: Node) -> bool:
+def only_for(node: Any, reader: Node) -> bool:
     """Whether it is a new tensor, and only `reader` looks at it, and once."""
     schema = schema_of(node)
     if schema is None or is_alias(node) or len(schema.returns) != 1:
@@ -183,7 +183,7 @@ def _drop_single_rows(graph: Graph) -> None:
 def _unlike(graph: Graph, device: torch.device) -> None:
     """Ones like a loss need its shape and nothing else."""
     for node in _calls(graph, aten.ones_like.default):
-        known = _known(node)
+        known = form_of(node)
         if known is not None:
             where = node.kwargs.get("device", device)
             _replace(graph, node, aten.full.default, (list(known.shape), 1), dtype=known.dtype, device=where)
@@ -216,11 +216,11 @@ def _add_to_products(graph: Graph) -> None:
     changing = written(graph)
     for node in _calls(graph, aten.add.Tensor):
         for product, other in (node.args, node.args[::-1]):
-            if not _only_for(product, node) or product.target is not aten.bmm.default or node.kwargs:
+            if not only_for(product, node) or product.target is not aten.bmm.default or node.kwargs:
                 continue
             if changing & {*product.args, other}:
                 continue
-            known = [_known(n) for n in (node, product, other)]
+            known = [form_of(n) for n in (node, product, other)]
             if None not in known and known[0].shape == known[1].shape and len({k.dtype for k in known}) == 1:
                 _replace(graph, node, aten.baddbmm.default, (other, *product.args))
                 break
@@ -230,7 +230,7 @@ def _drop_summed(graph: Graph) -> None:
     """A sum that keeps its dimension, then without that dimension."""
     for node in _calls(graph, aten.view.default):
         total = node.args[0]
-        if not (_only_for(total, node) and total.target is aten.sum.dim_IntList and total.args[2:] == (True,)):
+        if not (only_for(total, node) and total.target is aten.sum.dim_IntList and total.args[2:] == (True,)):
             continue
         shape = shape_of(total.args[0]) or ()
         gone = {d % len(shape) for d in total.args[1] or range(len(shape))}
@@ -252,10 +252,10 @@ def _overwrite(graph: Graph) -> None:
     """f(A) -> f_(A), where nobody else looks at A and the result lies as A does."""
     for node in graph.nodes:
         schema = schema_of(node)
-        if schema is None or not node.args or not _only_for(node.args[0], node):
+        if schema is None or not node.args or not only_for(node.args[0], node):
             continue
         name, overload = schema.name.removeprefix("aten::"), schema.overload_name or "default"
-        new, old = _known(node), _known(node.args[0])
+        new, old = form_of(node), form_of(node.args[0])
         alike = None not in (new, old) and (new.shape, new.dtype, new.stride) == (old.shape, old.dtype, old.stride)
         writing = getattr(aten, name + "_", None)
         if alike and writing is not None and overload in writing.overloads():
