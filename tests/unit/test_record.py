@@ -163,6 +163,13 @@ def one(v: Tensor, x: Tensor) -> Tensor:
     return grad
 
 
+def whole(v: Tensor) -> Tensor:
+    """Of a model of one tensor, without a slice."""
+    grad = torch.empty_like(v)
+    grad.view(K, 4, 3).copy_(v.view(K, 4, 3).sin())
+    return grad
+
+
 def pulled(v: Tensor, w: Tensor) -> Tensor:
     return torch.lerp(v, w if v.dim() == 2 else w[:, None], 0.25)
 
@@ -186,6 +193,9 @@ LEFT: dict[str, Pulls] = {
     ],
     "a part of the gradient is read again": lambda w, v, x, lr: [
         *(w * 2, torch.addcmul(pulled(v, w), grad := apart(v, x), lr, value=-1), grad.unbind(1)[0][:, :8] * 2)
+    ],
+    "the gradient is one piece": lambda w, v, x, lr: [
+        *(w * 2, torch.addcmul(pulled(v[:, 0], w), whole(v[:, 0]), lr, value=-1))
     ],
     "places overlap": lambda w, v, x, lr: [w * 2, torch.addcmul(pulled(v, w), apart(v, x, 6), lr, value=-1)],
     "the base is spread out": lambda w, v, x, lr: [

@@ -155,10 +155,10 @@ def _once(pieces: Sequence[_Piece]) -> bool:
     """Whether no two of these have a number in common: they are slices of a row, or of several rows side by side."""
     places: dict[tuple[Any, ...], list[Any]] = {}
     for looks, _, _ in pieces:
-        *several, cut = looks[:-1] if looks[-1].target is aten.view.default else looks
-        if cut.target is not aten.slice.Tensor or [n.target for n in several] not in _ROWS:
+        ways = [(n.target, *n.args[1:]) for n in looks if n is not looks[-1] or n.target is not aten.view.default]
+        if not ways or ways[-1][0] is not aten.slice.Tensor or [way[0] for way in ways[:-1]] not in _ROWS:
             return False
-        places.setdefault(tuple((n.target, *n.args[1:]) for n in several), []).append(cut.args[1:])
+        places.setdefault(tuple(ways[:-1]), []).append(ways[-1][1:])
     alike = len({way[:1] for way in places}) == 1
     plain = all(len(cut) == 3 and cut[0] == 1 for cuts in places.values() for cut in cuts)
     return alike and plain and all(a[2] <= b[1] for cuts in places.values() for a, b in pairwise(sorted(cuts)))
