@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -391,3 +392,15 @@ def test_doctor_finds_nothing_wrong_here_and_says_what_is_elsewhere(
     broken = equipoise("doctor", "--json")
     assert broken.exit_code == 1
     assert not json.loads(broken.stdout)["data"]["ok"]
+
+
+def test_python_dash_m_is_the_command_line_without_an_installation(tmp_path: Path) -> None:
+    """With workers, which are started anew and must find the package as well."""
+    (tmp_path / "audit.toml").write_text(CLEAN.split("[method]")[0] + '[audit]\nmethods = ["fedavg", "local"]\n')
+    source = str(Path(reference.__file__).parents[1])
+    command = [sys.executable, "-m", "equipoise", "audit", "audit.toml", "--out", "out", "--workers", "2"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": source}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert {"fedavg", "local"} <= set(done.stdout.split())

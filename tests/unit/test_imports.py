@@ -29,6 +29,7 @@ LAYERS = [
     {"report", "reproduce"},
     {"reference"},
     {"cli", "demo", "flower"},
+    {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BARE = [
