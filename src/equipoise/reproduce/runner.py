@@ -42,6 +42,7 @@ from equipoise.reproduce.measures import (
     validated,
 )
 from equipoise.reproduce.record import Entry, Record, final, leave, trial
+from equipoise.reproduce.shared import Shared
 from equipoise.reproduce.tables import Cell, Table, with_rounds
 from equipoise.reproduce.together import Head, longest, together
 from equipoise.results import Result
@@ -109,8 +110,10 @@ def run(
     files.make_folder(out)
     with files.Lock(out):
         records = {table.name: Record(table, out) for table in tables}
+        shared = Shared(out, (wanted.scale, *wanted.also))
         errors: dict[str, str] = {}
-        for make in (_trials, _references, _finals):
+        _take_over(tables, records, wanted, shared)
+        for make in (_trials, _references, partial(_finals, shared)):
             jobs: dict[str, Job] = {}
             home: dict[str, Record] = {}
             for table in tables:
@@ -118,7 +121,13 @@ def run(
                 for name, job in make(table, wanted, record, out):
                     jobs[name], home[name] = partial(_before, deadline, job), record
             errors |= execute_all(jobs, engine or Local(workers), partial(_ended, home, report))
+        _take_over(tables, records, wanted, shared)
         return errors
+
+
+def _take_over(tables: Sequence[Table], records: Mapping[str, Record], wanted: Wanted, shared: Shared) -> None:
+    for table in tables:
+        shared.take_over(table, records[table.name], list(wanted.cells(table)))
 
 
 def _ended(home: Mapping[str, Record], report: Callable[[Step], None] | None, step: Step) -> None:
@@ -173,12 +182,12 @@ def _references(table: Table, wanted: Wanted, record: Record, out: Path) -> Iter
             yield name, partial(_refer, configs.dump(config), wanted_of, out / "alone")
 
 
-def _finals(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Named]:
+def _finals(shared: Shared, table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable[Named]:
     """Runs that differ in nothing but the number of rounds are one run, measured on the way too."""
     same: dict[tuple[object, ...], list[Head]] = {}
     for cell in wanted.cells(table):
         head, chosen = final(cell, wanted.scale), record.chosen(cell, wanted.scale)
-        if record.has(head) or chosen is None:
+        if record.has(head) or chosen is None or shared.left_to(table, cell):
             continue
         config = cell.config(chosen, wanted.scale, wanted.sets)
         ends = cell.extra_epoch or config.make_method().client.finish() is not None  # which does not go on after that
