@@ -269,6 +269,17 @@ def test_rows_are_compared_over_the_seeds_that_both_have(table: Table, tmp_path:
     assert "| holds | 1, 100% |" in section(table, record)
 
 
+def test_rows_that_share_no_seed_are_compared_and_the_page_says_so(table: Table, tmp_path: Path) -> None:
+    record = Record(table, tmp_path)
+    for cell in table.cells:
+        if cell.column == "skewed" or (cell.row == "fedprox") == (cell.seed == 1):
+            leave(record.inbox, entry(cell, 0.6 if cell.row == "fedprox" else 0.5))
+    record.take_in()
+    (claim,) = held(table, found(table, record))
+    assert claim.verdict == "holds" and [pair.apart for pair in claim.pairs] == [True, False]
+    assert "| holds | 1, 100%; 1 of 2 pairs share no seed |" in section(table, record)
+
+
 def test_seeds_that_are_far_apart_agree_with_nothing(table: Table, tmp_path: Path) -> None:
     record = Record(table, tmp_path)
     for cell in table.cells:

@@ -84,9 +84,11 @@ def section(table: Table, record: Record) -> str:
 
 
 def _basis(held: Held) -> str:
-    """How many seeds a verdict rests on, after what share of the rounds."""
+    """How many seeds a verdict rests on, after what share of the rounds, and where rows have none in common."""
     seeds, shares = _span([pair.seeds for pair in held.pairs]), _span([100 * pair.share for pair in held.pairs], "%")
-    return f"{seeds}, {shares}" if held.pairs else "–"
+    apart = sum(pair.apart for pair in held.pairs)
+    unlike = f"; {apart} of {len(held.pairs)} pairs share no seed" if apart else ""
+    return f"{seeds}, {shares}{unlike}" if held.pairs else "–"
 
 
 def grids(table: Table, ours: dict[tuple[str, str, str], Found]) -> Iterator[tuple[list[str], list[list[str]]]]:

@@ -76,6 +76,8 @@ class Pair:
     """How many each mean is over, the fewer of the two."""
     share: float = math.nan
     """Of the rounds."""
+    apart: bool = False
+    """Whether the two rows share no seed, so that the scenarios differ too."""
 
 
 def found(table: Table, record: Record) -> dict[tuple[str, str, str], Found]:
@@ -195,7 +197,7 @@ def _paired(ours: dict[tuple[str, str, str], Found], row: str, other: str | None
         return Pair(_mean(own.values()), float(claim.than), len(own), share)  # type: ignore[arg-type]
     if seeds := own.keys() & theirs.keys():
         return Pair(_mean(own[s] for s in seeds), _mean(theirs[s] for s in seeds), len(seeds), share)
-    return Pair(_mean(own.values()), _mean(theirs.values()), min(len(own), len(theirs)), share)
+    return Pair(_mean(own.values()), _mean(theirs.values()), min(len(own), len(theirs)), share, apart=True)
 
 
 def _unlike(ours: dict[tuple[str, str, str], Found], measure: str, column: str, *rows: str) -> bool:
