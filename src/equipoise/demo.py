@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 from equipoise.audit import AuditData, audit
-from equipoise.cli.audits import show, steps
+from equipoise.cli.audits import show
+from equipoise.cli.steps import steps
 from equipoise.report import write_report
 
 AUDIT = """
@@ -53,7 +54,7 @@ def main(out: Path = Path("runs/demo")) -> AuditData:
     """Run the audit anew, print the comparison, say where the report is."""
     shutil.rmtree(out, ignore_errors=True)
     began = time.monotonic()
-    with steps(quiet=False) as report:
+    with steps(False, out) as report:
         data = audit(AUDIT, out, workers=max(1, os.cpu_count() or 1), report=report)
     page = write_report(data, out / "report.html")
     show(data)

@@ -41,11 +41,12 @@ def killed(out: Path, workers: int, jobs: int, seconds: float) -> int:
     if pid == 0:
         try:
             os.setsid()
+            os.write(write, b".")  # on a busy machine there would be no group to kill yet
             run_audit(load_plan(TEXT), out, workers=workers, report=lambda step: os.write(write, b".") and None)
         finally:
             os._exit(0)
     os.close(write)
-    for _ in range(jobs):
+    for _ in range(1 + jobs):
         assert os.read(read, 1) == b"."
     time.sleep(seconds)
     os.killpg(pid, signal.SIGKILL)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from equipoise import config as configs
 from equipoise import experiment, files
+from equipoise.audit import going
 from equipoise.audit.engines import Engine, Job, Local
 from equipoise.audit.plan import Cell, Plan
 from equipoise.core import Stop
@@ -57,7 +58,7 @@ def run(
             jobs[f"each client alone, seed {seed}"] = partial(_alone, configs.dump(first.config), plan.audit.stop, out)
         for cell in plan.cells:
             jobs[cell.name] = partial(run_cell, configs.dump(cell.config), folder(out, cell), out)
-        return execute_all(jobs, engine or Local(workers), report or (lambda step: None))
+        return execute_all(jobs, engine or Local(workers), report or (lambda step: None), out)
 
 
 def folder(out: Path, cell: Cell) -> Path:
@@ -130,7 +131,7 @@ def run_cell(text: str, path: Path, out: Path) -> None:
     def reached(stop: Stop) -> Tensor:
         return _optima(made, stop, out).models
 
-    experiment.execute(made, path, reached=reached)
+    experiment.execute(made, path, going.progress, reached=reached)
 
 
 def _alone(text: str, stop: Stop, out: Path) -> None:
@@ -149,10 +150,16 @@ def _optima(made: experiment.Experiment, stop: Stop, out: Path) -> Optima:
 # -------------------------------------------------------------------------------------------------- in this process
 
 
-def execute_all(jobs: Mapping[str, Job], engine: Engine, report: Callable[[Step], None]) -> dict[str, str]:
-    """Have all jobs done by the engine; what went wrong, by name, in full. A report has the first line of it."""
+def execute_all(jobs: Mapping[str, Job], engine: Engine, report: Callable[[Step], None], out: Path) -> dict[str, str]:
+    """Have all jobs done by the engine; what went wrong, by name, in full. A report has the first line of it.
+
+    How far they are that are not done yet can be read below `out` (`audit/going.py`).
+    """
     errors: dict[str, str] = {}
-    with closing(engine.ended(jobs)) as ended:
+    with (
+        going.lines(out) as folder,
+        closing(engine.ended({name: partial(going.during, folder, name, job) for name, job in jobs.items()})) as ended,
+    ):
         for done, (name, result) in enumerate(ended, 1):
             try:
                 result()

@@ -154,7 +154,7 @@ def run(
         require_same_data(tried[0, seed], [path for (_, s), path in paths.items() if s == seed])
     texts = {k: configs.dump(config) for k, config in tried.items()}
     jobs: dict[str, Job] = {paths[k].name: partial(run_cell, texts[k], paths[k], out) for k in paths}
-    errors = execute_all(jobs, engine, report)
+    errors = execute_all(jobs, engine, report, out)
     scores = []
     for i, chosen in enumerate(combinations):
         values = [np.nan if paths[i, s].name in errors else _score(grid, texts[i, s], paths[i, s], out) for s in seeds]
@@ -169,7 +169,7 @@ def run(
         p.name: partial(run_cell, configs.dump(grid.config(best, s, "all")), p, out)
         for s, p in zip(seeds, final, strict=True)
     }
-    failed = execute_all(last, engine, report)
+    failed = execute_all(last, engine, report, out)
     if failed:
         raise EquipoiseError(f"the best combination failed with all splits: {next(iter(failed.values()))}")
     _record(grid, scores, out)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise.cli.runs import Own, SetOption, TrackOption, known, only, tracker_of
+from equipoise.cli.steps import steps
 from equipoise.cli.terminal import (
     FAILED,
     Json,
@@ -31,7 +30,6 @@ from equipoise.errors import EquipoiseError
 if TYPE_CHECKING:
     from equipoise.audit.data import AuditData
     from equipoise.audit.engines import Engine
-    from equipoise.audit.runner import Step
 
 COLUMNS = ("accuracy_mean", "accuracy_std", "worst_10", "gap_variance", "pearson", "drop")
 
@@ -94,7 +92,7 @@ def audit(
         put_table(("method", "attack", "seed"), [(c.method, c.attack, str(c.seed)) for c in plan.cells])
         return
     where = engine_of(engine, ray_address, workers, files)
-    with steps(quiet) as report:
+    with steps(quiet, folder) as report:
         errors = run_audit(plan, folder, engine=where, report=report)
     data = gather(plan, folder, errors)
     if tracker:
@@ -174,7 +172,7 @@ def sweep(
     files = known(own)
     grid, folder = load(config, overrides or ()), out or Path("runs") / config.stem
     where = engine_of(engine, ray_address, workers, files)
-    with steps(quiet) as report:
+    with steps(quiet, folder) as report:
         chosen = run(grid, folder, engine=where, report=report)
     if as_json:
         put_json({"chosen": dict(chosen.settings), "criterion": chosen.criterion, "summary": chosen.result.summary()})
@@ -261,21 +259,3 @@ def show(data: AuditData, as_json: bool = False) -> None:
     for attack in data.attacks:
         if why := data.why_empty(attack.name):
             say(f"no measures under {attack.name}: {why}")
-
-
-@contextmanager
-def steps(quiet: bool) -> Iterator[Callable[[Step], None]]:
-    """What an audit reports to: one bar on a terminal, one plain line per job elsewhere, nothing with -q."""
-    if quiet:
-        yield lambda step: None
-    elif not sys.stderr.isatty():
-        yield lambda step: say(f"{step.done}/{step.total}  {step.what}  {step.error}".rstrip())
-    else:
-        from rich import progress as rich
-        from rich.console import Console
-
-        what = rich.TextColumn("{task.fields[what]}", markup=False)
-        columns = (rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeRemainingColumn(), what)
-        with rich.Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task("audit", total=None, what="")
-            yield lambda step: bar.update(task, total=step.total, completed=step.done, what=step.error or step.what)

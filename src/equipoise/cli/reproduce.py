@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from equipoise.cli.audits import AddressOption, EngineOption, Where, Workers, engine_of, steps
+from equipoise.cli.audits import AddressOption, EngineOption, Where, Workers, engine_of
 from equipoise.cli.runs import Own, SetOption, known
+from equipoise.cli.steps import steps
 from equipoise.cli.terminal import FAILED, Quiet, Verbose, guarded, put, put_table, say, say_failed
 from equipoise.errors import EquipoiseError, first_line, nearest, require
 
@@ -82,7 +83,7 @@ def reproduce(
     errors: dict[str, str] = {}
     if not only_show:
         where = engine_of(engine, ray_address, workers, files)
-        with steps(quiet) as report:
+        with steps(quiet, kept) as report:
             errors = run(chosen, kept, wanted, engine=where, minutes=minutes, report=report)
     for table in chosen:
         _show(table, kept)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from equipoise import config as configs
 from equipoise import experiment, files
+from equipoise.audit import going
 from equipoise.audit.engines import Engine, Job, Local
 from equipoise.audit.runner import Step, built, execute_all
 from equipoise.config.parts import Table as Params
@@ -120,7 +121,7 @@ def run(
                 record = records[table.name]
                 for name, job in make(table, wanted, record, out):
                     jobs[name], home[name] = partial(_before, deadline, job), record
-            errors |= execute_all(jobs, engine or Local(workers), partial(_ended, home, report))
+            errors |= execute_all(jobs, engine or Local(workers), partial(_ended, home, report), out)
         _take_over(tables, records, wanted, shared)
         return errors
 
@@ -250,7 +251,7 @@ def _made(text: str, extra_epoch: bool) -> experiment.Experiment:
 def _try(text: str, wants: Wants, heads: Sequence[Entry], inbox: Path) -> None:
     made = _made(text, wants.cell.extra_epoch)
     kept = wants.kept(made)
-    result = experiment.execute(made, models=False, kept=kept)
+    result = experiment.execute(made, None, going.progress, models=False, kept=kept)
     score = validated(result, wants.measures[0], wants.cell.model)
     for head in heads:
         leave(inbox, {**head, "score": score})
@@ -289,7 +290,7 @@ def _measure(text: str, wants: Wants, heads: Sequence[tuple[int, str, Entry]], i
     for rounds, model, head in heads:
         after.setdefault(rounds, []).append((model, head))
     early = {rounds: partial(tell, some) for rounds, some in after.items() if rounds < max(after)}
-    result = experiment.execute(made, reached=reached, models=False, on_the_way=early, kept=kept)
+    result = experiment.execute(made, None, going.progress, reached=reached, models=False, on_the_way=early, kept=kept)
     done = result.summary()["rounds"]  # fewer than asked for, if it stopped by itself
     tell([(model, head) for rounds, model, head in heads if rounds >= done], result)
     kept.done()
