@@ -4,7 +4,7 @@ import io
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,13 +12,15 @@ import pytest
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
-from equipoise import course
+from equipoise import course, reproduce
 from equipoise.audit import going
 from equipoise.audit.engines import Local
 from equipoise.audit.going import Going, during, lines, progress, read, watched
 from equipoise.audit.runner import Step, execute_all
 from equipoise.audit.sweep import load, run
 from equipoise.cli import steps as cli
+from equipoise.reproduce.runner import Wanted
+from tests.unit.test_reproduce import folder_with
 
 
 def at(round: int, rounds: int = 50) -> course.Progress:
@@ -69,7 +71,7 @@ def test_a_line_is_not_written_all_the_time(tmp_path: Path, folder: Path, monkey
 
 
 def test_where_nothing_can_be_written_jobs_are_done_all_the_same(tmp_path: Path) -> None:
-    (tmp_path / "going").write_text("a file is in the place of the folder")
+    (tmp_path / ".going").write_text("a file is in the place of the folder")
     made = []
 
     def job() -> None:
@@ -82,17 +84,19 @@ def test_where_nothing_can_be_written_jobs_are_done_all_the_same(tmp_path: Path)
 
 
 def test_what_is_no_line_is_passed_over_and_what_was_left_is_removed(tmp_path: Path) -> None:
-    old = tmp_path / "going"
+    old = tmp_path / ".going"
     old.mkdir()
     good = {"name": "killed", "began": 1.0, "round": 3, "rounds": 4}
-    (old / "0.going").write_text(json.dumps(good))
-    (old / "1.going").write_text('{"name": "half')
-    (old / "2.going").write_text('{"other": 1}')
-    (old / "3.going").write_bytes(b"\xff\xfe")
+    (old / "0.json").write_text(json.dumps(good))
+    (old / "1.json").write_text('{"name": "half')
+    (old / "2.json").write_text('{"other": 1}')
+    (old / "3.json").write_bytes(b"\xff\xfe")
+    (old / "4.partial").write_text("{")
     assert read(tmp_path) == [Going(**good)]  # type: ignore[arg-type]
+    (old / "notes.txt").write_text("somebody's")
     with lines(tmp_path):
         assert read(tmp_path) == []
-    assert not old.exists()
+    assert [path.name for path in old.iterdir()] == ["notes.txt"]
 
 
 def _slow(flag: Path) -> None:
@@ -105,13 +109,13 @@ def _slow(flag: Path) -> None:
 def test_jobs_are_read_while_they_run_here_and_in_other_processes(tmp_path: Path, workers: int) -> None:
     flag, found, steps = tmp_path / "flag", set(), list[Step]()
 
-    def tell(jobs: list[Going]) -> None:
+    def tell(jobs: Sequence[Going]) -> None:
         found.update(job.name for job in jobs)
         if len(found) >= workers:
             flag.touch()
 
     jobs = {name: partial(_slow, flag) for name in ("one", "two")}
-    with watched(tmp_path, tell, every=0.01):  # type: ignore[arg-type]
+    with watched(tmp_path, tell, every=0.01):
         assert execute_all(jobs, Local(workers), steps.append, tmp_path) == {}
     assert found >= ({"one", "two"} if workers == 2 else {"one"})
     assert [step.done for step in steps] == [1, 2] and read(tmp_path) == []
@@ -123,6 +127,29 @@ def test_runs_report_to_their_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     text = '[data]\ndataset = "digits"\nclients = 4\nvalidation = 0.2\n[model]\nkind = "linear"\n[train]\nrounds = 2\n'
     run(load(text + 'lr = [0.01, 0.1]\n[method]\nname = "fedavg"\n'), tmp_path)
     assert told == [(1, 2), (2, 2)] * 3
+
+
+def test_runs_of_published_tables_report_to_their_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(going, "progress", lambda at: told.append((at.round, at.rounds)))
+    table = reproduce.load("nobody/one", folder_with(tmp_path / "e"))
+    wanted = Wanted(rows=["fedavg"], columns=["iid"])
+    assert reproduce.run([table], tmp_path / "out", wanted) == {}
+    assert told == [(1, 1)] * 2 + [(1, 2), (2, 2)]  # two trials of one round, and the run
+
+
+def test_what_began_before_is_not_told_and_in_the_end_nothing_is(tmp_path: Path, folder: Path) -> None:
+    told: list[list[str]] = []
+    old = {"name": "killed", "began": time.time() - 60, "round": 3, "rounds": 4}
+    (folder / "0.json").write_text(json.dumps(old))
+
+    def tell(jobs: Sequence[Going]) -> None:
+        told.append([job.name for job in jobs])
+        raise BrokenPipeError  # which keeps nobody from being told again
+
+    with watched(tmp_path, tell, every=0.01):
+        during(folder, "new", lambda: time.sleep(0.1))
+    assert ["new"] in told and told[-1] == [] and "killed" not in {name for names in told for name in names}
 
 
 def test_long_runs_are_told_of_at_tenths_in_plain_lines(

@@ -1,11 +1,14 @@
 """A run that several tables have is made once, for the first that is asked for."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from equipoise.audit.runner import Step
 from equipoise.reproduce import Record, load, run
+from equipoise.reproduce.record import unfinished
 from equipoise.reproduce.runner import Wanted
 from equipoise.reproduce.tables import Table
 from tests.unit.test_reproduce_together import TABLE
@@ -93,3 +96,89 @@ def test_what_was_chosen_from_a_grid_is_nobody_elses(tmp_path: Path) -> None:
     assert len([name for name in runs((one, two), tmp_path / "out", wanted) if "seed 0" in name]) == 2
     assert "us/one own clean seed 0" in runs((one,), tmp_path / "again", wanted)
     assert "us/two figured bare seed 0" in runs((two,), tmp_path / "again", wanted)
+
+
+def three(tmp_path: Path) -> tuple[Table, ...]:
+    """The one in the middle measures less."""
+    few = OTHER.replace('measures = ["accuracy_mean", "accuracy_std"]', 'measures = ["accuracy_mean"]')
+    assert few != OTHER
+    return folder(tmp_path / "e", us_a=TABLE, us_b=few, us_c=OTHER)
+
+
+@pytest.mark.parametrize("first", ["together", "before"])
+def test_a_table_that_measures_less_hides_nothing(tmp_path: Path, first: str) -> None:
+    one, few, two = three(tmp_path)
+    wanted = Wanted(rows=["own", "figured"], columns=["clean", "bare"])
+    if first == "before":
+        assert len(runs((few,), tmp_path / "out", wanted)) == 1
+    made = runs((one, two) if first == "before" else (one, few, two), tmp_path / "out", wanted)
+    assert made == ["us/a own clean seed 0"]
+    assert len({str(numbers(table, tmp_path / "out").values()) for table in (one, two)}) == 1
+    assert runs((one, few, two), tmp_path / "out", wanted) == []
+
+
+def test_what_was_taken_over_does_not_outlive_what_it_was_taken_from(tmp_path: Path) -> None:
+    one, two = folder(tmp_path / "e", us_one=TABLE, us_two=OTHER)
+    wanted = Wanted(rows=["own", "figured"], columns=["clean", "bare"])
+    runs((one, two), tmp_path / "out", wanted)
+    (tmp_path / "out/us/measured/one.json").unlink()
+    assert runs((one,), tmp_path / "out", wanted) == ["us/one own clean seed 0"]
+    assert not any("table" in e for e in Record(one, tmp_path / "out").entries.values())
+
+
+def test_smaller_shares_are_taken_over_beside_larger_ones(tmp_path: Path) -> None:
+    one, two = folder(tmp_path / "e", us_one=TABLE, us_two=OTHER)
+    wanted = Wanted(rows=["own", "figured"], columns=["clean", "bare"])
+    runs((one,), tmp_path / "out", replace(wanted, also=[0.5]))
+    assert runs((two,), tmp_path / "out", wanted) == [] and len(numbers(two, tmp_path / "out")) == 1
+    assert (
+        runs((two,), tmp_path / "out", replace(wanted, also=[0.5])) == [] and len(numbers(two, tmp_path / "out")) == 2
+    )
+
+
+def test_a_damaged_record_of_another_table_is_passed_over(tmp_path: Path) -> None:
+    (one,) = folder(tmp_path / "e", us_one=TABLE)
+    damaged = tmp_path / "out/other/measured"
+    damaged.mkdir(parents=True)
+    for name, text in {"half": '{"entr', "none": "{}", "list": "[]", "odd": '{"entries": [3]}'}.items():
+        (damaged / f"{name}.json").write_text(text)
+    assert len(runs((one,), tmp_path / "out", Wanted(rows=["own"], columns=["clean"]))) == 1
+
+
+def stopped(table: Table, out: Path) -> Path:
+    """The folder that a table leaves when it is stopped in its first run of a personalised method."""
+    cell = next(cell for cell in table.cells if cell.row in ("own", "figured"))
+    folder = unfinished(out, table.name, cell, cell.seed)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_the_table_that_was_stopped_in_a_run_goes_on_with_it(tmp_path: Path) -> None:
+    one, two = folder(tmp_path / "e", us_one=TABLE, us_two=OTHER)
+    wanted = Wanted(rows=["own", "figured"], columns=["clean", "bare"])
+    left = stopped(two, tmp_path / "out")
+    assert runs((one, two), tmp_path / "out", wanted) == ["us/two figured bare seed 0"]
+    assert not left.exists() and numbers(one, tmp_path / "out").keys() == {("own", "clean", 0, 1.0)}
+
+
+def test_what_a_table_was_stopped_in_is_removed_when_another_has_measured_it(tmp_path: Path) -> None:
+    one, two = folder(tmp_path / "e", us_one=TABLE, us_two=OTHER)
+    wanted = Wanted(rows=["own", "figured"], columns=["clean", "bare"])
+    left = stopped(two, tmp_path / "out")
+    runs((one,), tmp_path / "out", wanted)
+    assert left.exists()
+    assert runs((two,), tmp_path / "out", wanted) == [] and not left.exists()
+    left = stopped(two, tmp_path / "out")  # of a share that it has: nobody waits for it, and it keeps nobody waiting
+    shorter = replace(wanted, scale=0.5)
+    assert runs((one, two), tmp_path / "out", replace(shorter, seeds=[0, 1])) == ["us/one own clean seed 1"]
+
+
+def test_tables_have_what_was_measured_before_it_was_stopped(tmp_path: Path) -> None:
+    one, two = folder(tmp_path / "e", us_one=TABLE, us_two=OTHER)
+
+    def stop(step: Step) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run((one, two), tmp_path / "out", report=stop)
+    assert len(numbers(one, tmp_path / "out")) == len(numbers(two, tmp_path / "out")) == 2  # of four

@@ -22,7 +22,8 @@ from equipoise.course import Progress
 from equipoise.errors import EquipoiseError
 
 _SELDOM = 2.0  # seconds between two lines of a job
-_SUFFIX = ".going"
+_APART = 5.0  # seconds that the clocks of two machines may differ
+_SUFFIX, _PARTIAL = ".json", ".partial"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class _Line:
     def write(self, now: Going) -> None:
         self.last, self.due = now, time.monotonic() + _SELDOM
         with suppress(OSError):
-            partial = self.path.with_suffix(".partial")
+            partial = self.path.with_suffix(_PARTIAL)
             partial.write_text(json.dumps(asdict(now)), encoding="utf-8")
             partial.replace(self.path)
 
@@ -80,33 +81,45 @@ def progress(at: Progress) -> None:
 def lines(out: Path) -> Iterator[Path]:
     """The folder for the lines of jobs that work below `out`, which holds none of earlier ones."""
     folder = _folder(out)
+    _clear(folder)
     with suppress(EquipoiseError):
-        files.remove_folder(folder)
         files.make_folder(folder)
     try:
         yield folder
     finally:
-        with suppress(EquipoiseError):
-            files.remove_folder(folder)
+        _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    with suppress(OSError):
+        for path in (*folder.glob(f"*{_SUFFIX}"), *folder.glob(f"*{_PARTIAL}")):
+            path.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def read(out: Path) -> list[Going]:
     """What is going on below `out`, in the order in which it began."""
     found = []
-    for path in _folder(out).glob(f"*{_SUFFIX}"):
-        with suppress(OSError, ValueError, TypeError):  # it has just ended, or is not ours
-            found.append(Going(**json.loads(path.read_text(encoding="utf-8"))))
+    with suppress(OSError):  # the folder is gone, or its disk is away
+        for path in _folder(out).glob(f"*{_SUFFIX}"):
+            with suppress(OSError, ValueError, TypeError):  # it has just ended, or is not ours
+                found.append(Going(**json.loads(path.read_text(encoding="utf-8"))))
     return sorted(found, key=lambda job: (job.began, job.name))
 
 
 @contextmanager
 def watched(out: Path, tell: Callable[[Sequence[Going]], None], every: float = 1.0) -> Iterator[None]:
-    """Meanwhile, tell somebody every so many seconds what is going on below `out`."""
-    done = threading.Event()
+    """Meanwhile, tell somebody every so many seconds what is going on below `out`, and once more in the end.
+
+    What began before is not: a command that was killed has left it.
+    """
+    done, since = threading.Event(), time.time() - _APART
 
     def watch() -> None:
-        while not done.wait(every):
-            tell(read(out))
+        while not done.is_set():
+            done.wait(every)
+            with suppress(OSError):  # nobody is there to be told
+                tell([job for job in read(out) if job.began >= since])
 
     thread = threading.Thread(target=watch, name="going", daemon=True)
     thread.start()
@@ -118,4 +131,4 @@ def watched(out: Path, tell: Callable[[Sequence[Going]], None], every: float = 1
 
 
 def _folder(out: Path) -> Path:
-    return out / "going"
+    return out / ".going"

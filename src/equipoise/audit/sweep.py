@@ -141,11 +141,15 @@ def run(
 ) -> Chosen:
     """Run the grid on validation data, choose, and run the best with all splits; `engine` as for audits."""
     engine = engine or Local(workers)
-    seeds = seeds_of(grid.sweep.seeds, grid.base, "sweep")
-    combinations = grid.combinations()
     if isinstance(engine, Local):  # elsewhere the data may be where the runs are, and not here
-        provide_data(grid.config(combinations[0], seeds[0], "validation").data)
+        provide_data(grid.config(grid.combinations()[0], 0, "validation").data)
     files.make_folder(out)
+    with files.Lock(out):
+        return _choose(grid, out, engine, report)
+
+
+def _choose(grid: Grid, out: Path, engine: Engine, report: Callable[[Step], None]) -> Chosen:
+    seeds, combinations = seeds_of(grid.sweep.seeds, grid.base, "sweep"), grid.combinations()
     paths = {(i, s): out / "grid" / f"{i:03d}--s{s}" for i in range(len(combinations)) for s in seeds}
     tried = {(i, s): grid.config(combinations[i], s, "validation") for i, s in paths}
     for k, path in paths.items():

@@ -1,8 +1,9 @@
 """What was measured for a table, in one file of JSON that is written anew after every run.
 
 An entry says which cell it is of (row, column, seed, and a key made of all its settings), what share of the rounds was
-run, the numbers, and with what: commit, device, day. Entries of settings that the table has no more are kept and not
-looked at. A run of a grid is an entry without a seed, with what was tried and its score on validation data.
+run, the numbers, and with what: commit, device, day; `within` names the row whose run it was measured in, `table` the
+table that it was taken over from. Entries of settings that the table has no more are kept and not looked at. A run of a
+grid is an entry without a seed, with what was tried and its score on validation data.
 """
 
 from __future__ import annotations
@@ -85,6 +86,12 @@ def final(cell: Cell, scale: float) -> dict[str, Any]:
 def trial(cell: Cell, tried: Params, scale: float) -> dict[str, Any]:
     """The head of an entry of one of a grid's runs."""
     return {**final(cell, scale), "seed": None, "tried": tried}
+
+
+def unfinished(out: Path, table: str, cell: Cell, seed: int | None) -> Path:
+    """Where runs of a cell leave points to go on from; its trials, which end before final runs begin, have no seed."""
+    told = [table, cell.row, cell.column, seed]
+    return out / "unfinished" / hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 def leave(inbox: Path, entry: Entry) -> None:

@@ -42,7 +42,7 @@ from equipoise.reproduce.measures import (
     standalone_of,
     validated,
 )
-from equipoise.reproduce.record import Entry, Record, final, leave, trial
+from equipoise.reproduce.record import Entry, Record, final, leave, trial, unfinished
 from equipoise.reproduce.shared import Shared
 from equipoise.reproduce.tables import Cell, Table, with_rounds
 from equipoise.reproduce.together import Head, longest, together
@@ -111,24 +111,23 @@ def run(
     files.make_folder(out)
     with files.Lock(out):
         records = {table.name: Record(table, out) for table in tables}
-        shared = Shared(out, (wanted.scale, *wanted.also))
+        cells = {table.name: list(wanted.cells(table)) for table in tables}
+        shared = Shared(out, (wanted.scale, *wanted.also), {table.name: table for table in tables}, cells)
         errors: dict[str, str] = {}
-        _take_over(tables, records, wanted, shared)
-        for make in (_trials, _references, partial(_finals, shared)):
-            jobs: dict[str, Job] = {}
-            home: dict[str, Record] = {}
-            for table in tables:
-                record = records[table.name]
-                for name, job in make(table, wanted, record, out):
-                    jobs[name], home[name] = partial(_before, deadline, job), record
-            errors |= execute_all(jobs, engine or Local(workers), partial(_ended, home, report), out)
-        _take_over(tables, records, wanted, shared)
+        shared.take_over(records)
+        shared.go_on(records)
+        try:
+            for make in (_trials, _references, partial(_finals, shared)):
+                jobs: dict[str, Job] = {}
+                home: dict[str, Record] = {}
+                for table in tables:
+                    record = records[table.name]
+                    for name, job in make(table, wanted, record, out):
+                        jobs[name], home[name] = partial(_before, deadline, job), record
+                errors |= execute_all(jobs, engine or Local(workers), partial(_ended, home, report), out)
+        finally:
+            shared.take_over(records)
         return errors
-
-
-def _take_over(tables: Sequence[Table], records: Mapping[str, Record], wanted: Wanted, shared: Shared) -> None:
-    for table in tables:
-        shared.take_over(table, records[table.name], list(wanted.cells(table)))
 
 
 def _ended(home: Mapping[str, Record], report: Callable[[Step], None] | None, step: Step) -> None:
@@ -157,7 +156,7 @@ def _trials(table: Table, wanted: Wanted, record: Record, out: Path) -> Iterable
             if choose.rounds is not None:
                 config = with_rounds(config, choose.rounds * wanted.scale)
             name = f"{table.name} {cell.row} {cell.column} choice {i + 1} of {len(cell.grid)}"
-            wants = Wants((choose.by,), cell, out / "alone", _unfinished(table, out, cell, None))
+            wants = Wants((choose.by,), cell, out / "alone", unfinished(out, table.name, cell, None))
             same.setdefault((configs.dump(config), cell.extra_epoch, cell.model), (name, wants, []))[2].append(head)
     for (run, _, _), (name, wants, heads) in same.items():
         yield name, partial(_try, run, wants, heads, record.inbox)
@@ -188,7 +187,7 @@ def _finals(shared: Shared, table: Table, wanted: Wanted, record: Record, out: P
     same: dict[tuple[object, ...], list[Head]] = {}
     for cell in wanted.cells(table):
         head, chosen = final(cell, wanted.scale), record.chosen(cell, wanted.scale)
-        if record.has(head) or chosen is None or shared.left_to(table, cell):
+        if record.has(head) or chosen is None or not shared.claims(table, cell):
             continue
         config = cell.config(chosen, wanted.scale, wanted.sets)
         ends = cell.extra_epoch or config.make_method().client.finish() is not None  # which does not go on after that
@@ -203,7 +202,7 @@ def _finals(shared: Shared, table: Table, wanted: Wanted, record: Record, out: P
             runs.append(Head(cell, cell.config(chosen, share, wanted.sets), entry, cell.model))
     for heads in together(list(same.values()), table.head.measures):
         cell, text = longest(heads).cell, configs.dump(longest(heads).config)
-        wants = Wants(tuple(table.head.measures), cell, out / "alone", _unfinished(table, out, cell, cell.seed))
+        wants = Wants(tuple(table.head.measures), cell, out / "alone", unfinished(out, table.name, cell, cell.seed))
         job = partial(_measure, text, wants, [(h.rounds, h.model, h.entry) for h in heads], record.inbox)
         yield f"{table.name} {cell.row} {cell.column} seed {cell.seed}", job
 
@@ -223,16 +222,8 @@ class Wants:
 
     def kept(self, made: experiment.Experiment) -> experiment.Kept:
         told = [made.config, self.cell.key, self.cell.model, self.cell.extra_epoch, own_data(made)]
-        return experiment.Kept(self.unfinished / _digest(told), [commit] if (commit := _commit()) else [])
-
-
-def _unfinished(table: Table, out: Path, cell: Cell, seed: int | None) -> Path:
-    """The folder of a cell; of its trials, which end before any final run begins, without a seed."""
-    return out / "unfinished" / _digest([table.name, cell.row, cell.column, seed])
-
-
-def _digest(told: Sequence[object]) -> str:
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+        folder = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+        return experiment.Kept(self.unfinished / folder, [commit] if (commit := _commit()) else [])
 
 
 def _before(deadline: float, job: Job) -> None:
