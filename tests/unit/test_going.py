@@ -99,6 +99,14 @@ def test_what_is_no_line_is_passed_over_and_what_was_left_is_removed(tmp_path: P
     assert [path.name for path in old.iterdir()] == ["notes.txt"]
 
 
+def test_a_folder_that_goes_while_it_is_read_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(path: Path, pattern: str) -> Iterator[Path]:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "glob", gone)
+    assert read(tmp_path) == []
+
+
 def _slow(flag: Path) -> None:
     progress(at(20))
     while not flag.exists():
@@ -118,7 +126,7 @@ def test_jobs_are_read_while_they_run_here_and_in_other_processes(tmp_path: Path
     with watched(tmp_path, tell, every=0.01):
         assert execute_all(jobs, Local(workers), steps.append, tmp_path) == {}
     assert found >= ({"one", "two"} if workers == 2 else {"one"})
-    assert [step.done for step in steps] == [1, 2] and read(tmp_path) == []
+    assert [step.done for step in steps] == [1, 2] and not (tmp_path / ".going").exists()
 
 
 def test_runs_report_to_their_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
