@@ -12,15 +12,30 @@ import pytest
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
-from equipoise import course, reproduce
+from equipoise import course, files, reproduce
 from equipoise.audit import going
 from equipoise.audit.engines import Local
 from equipoise.audit.going import Going, during, lines, progress, read, watched
 from equipoise.audit.runner import Step, execute_all
 from equipoise.audit.sweep import load, run
 from equipoise.cli import steps as cli
+from equipoise.errors import EquipoiseError
 from equipoise.reproduce.runner import Wanted
 from tests.unit.test_reproduce import folder_with
+
+SWEEP = """
+[data]
+dataset = "digits"
+clients = 4
+validation = 0.2
+[model]
+kind = "linear"
+[train]
+rounds = 2
+lr = [0.01, 0.1]
+[method]
+name = "fedavg"
+"""
 
 
 def at(round: int, rounds: int = 50) -> course.Progress:
@@ -132,9 +147,13 @@ def test_jobs_are_read_while_they_run_here_and_in_other_processes(tmp_path: Path
 def test_runs_report_to_their_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(going, "progress", lambda at: told.append((at.round, at.rounds)))
-    text = '[data]\ndataset = "digits"\nclients = 4\nvalidation = 0.2\n[model]\nkind = "linear"\n[train]\nrounds = 2\n'
-    run(load(text + 'lr = [0.01, 0.1]\n[method]\nname = "fedavg"\n'), tmp_path)
+    run(load(SWEEP), tmp_path)
     assert told == [(1, 2), (2, 2)] * 3
+
+
+def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    with files.Lock(tmp_path), pytest.raises(EquipoiseError, match="being written by another run"):
+        run(load(SWEEP), tmp_path)
 
 
 def test_runs_of_published_tables_report_to_their_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
