@@ -90,15 +90,19 @@ def trial(cell: Cell, tried: Params, scale: float) -> dict[str, Any]:
 
 def unfinished(out: Path, table: str, cell: Cell, seed: int | None) -> Path:
     """Where runs of a cell leave points to go on from; its trials, which end before final runs begin, have no seed."""
-    told = [table, cell.row, cell.column, seed]
-    return out / "unfinished" / hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    return out / "unfinished" / digest(repr([table, cell.row, cell.column, seed]))
+
+
+def digest(told: str) -> str:
+    """A name for a file or a folder that is told by so much."""
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def leave(inbox: Path, entry: Entry) -> None:
     """Put an entry where its record takes it in."""
     files.make_folder(inbox)
     data = files.encode_json(entry)
-    files.write_atomic(inbox / f"{hashlib.sha256(_key(entry).encode()).hexdigest()[:16]}.json", data)
+    files.write_atomic(inbox / f"{digest(_key(entry))}.json", data)
 
 
 def _key(entry: Entry) -> str:

@@ -7,7 +7,6 @@ were going on.
 from __future__ import annotations
 
 import datetime
-import hashlib
 import os
 import subprocess
 import time
@@ -42,7 +41,7 @@ from equipoise.reproduce.measures import (
     standalone_of,
     validated,
 )
-from equipoise.reproduce.record import Entry, Record, final, leave, trial, unfinished
+from equipoise.reproduce.record import Entry, Record, digest, final, leave, trial, unfinished
 from equipoise.reproduce.shared import Shared
 from equipoise.reproduce.tables import Cell, Table, with_rounds
 from equipoise.reproduce.together import Head, longest, together
@@ -222,8 +221,7 @@ class Wants:
 
     def kept(self, made: experiment.Experiment) -> experiment.Kept:
         told = [made.config, self.cell.key, self.cell.model, self.cell.extra_epoch, own_data(made)]
-        folder = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
-        return experiment.Kept(self.unfinished / folder, [commit] if (commit := _commit()) else [])
+        return experiment.Kept(self.unfinished / digest(repr(told)), [commit] if (commit := _commit()) else [])
 
 
 def _before(deadline: float, job: Job) -> None:
