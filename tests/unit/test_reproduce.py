@@ -1,6 +1,7 @@
 """Published tables: read strictly, run once, kept, and judged as they say."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,39 @@ def test_rows_that_share_no_seed_are_compared_and_the_page_says_so(table: Table,
     (claim,) = held(table, found(table, record))
     assert claim.verdict == "holds" and [pair.apart for pair in claim.pairs] == [True, False]
     assert "| holds | 1, 100%; 1 of 2 pairs share no seed |" in section(table, record)
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict", "told"),
+    [
+        ((0.2, -0.1), "holds", "seed by seed 2 of 4"),  # the means say so, one seed of two does not
+        ((0.2, 0.1), "holds", "seed by seed 4 of 4"),
+        ((0.2, 0.0), "holds", "seed by seed 2 of 4"),  # equals are not better
+        ((-0.2, 0.1), "does not hold", "seed by seed 2 of 4"),
+    ],
+)
+def test_a_verdict_on_means_says_how_many_seeds_agree(
+    table: Table, tmp_path: Path, gains: tuple[float, float], verdict: str, told: str
+) -> None:
+    record = Record(table, tmp_path)
+    for cell in table.cells:
+        for seed, gain in enumerate(gains):
+            leave(record.inbox, entry(replace(cell, seed=seed), 0.5 + (gain if cell.row == "fedprox" else 0.0)))
+    record.take_in()
+    (claim,) = held(table, found(table, record))
+    assert (claim.verdict, claim.seed_by_seed) == (verdict, told)
+    assert f"| {verdict} | 2, 100%; {told} |" in section(table, record)
+
+
+def test_a_number_that_is_asked_for_is_reached_seed_by_seed(tmp_path: Path) -> None:
+    table = load("nobody/one", folder_with(tmp_path / "experiments", TABLE + "than = 0.5\n"))
+    record = Record(table, tmp_path)
+    for cell in table.cells:
+        for seed, accuracy in enumerate((0.5, 0.4, 0.7)):
+            leave(record.inbox, entry(replace(cell, seed=seed), accuracy))
+    record.take_in()
+    (claim,) = held(table, found(table, record))
+    assert (claim.verdict, claim.seed_by_seed) == ("holds", "seed by seed 4 of 6")
 
 
 def test_seeds_that_are_far_apart_agree_with_nothing(table: Table, tmp_path: Path) -> None:

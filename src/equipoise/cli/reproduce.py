@@ -108,7 +108,8 @@ def _show(table: Table, out: Path) -> None:
         put_table(headings, rows)
     put("")
     for claim in held(table, ours):
-        put(f"{claim.verdict}: {claim.claim.says}" + (f" ({claim.why})" if claim.why else ""))
+        told = "; ".join(text for text in (claim.seed_by_seed, claim.why) if text)
+        put(f"{claim.verdict}: {claim.claim.says}" + (f" ({told})" if told else ""))
 
 
 def _overview(tables: list[Table], folder: Path, out: Path, page: Path | None) -> None:

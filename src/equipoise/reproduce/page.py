@@ -84,11 +84,13 @@ def section(table: Table, record: Record) -> str:
 
 
 def _basis(held: Held) -> str:
-    """How many seeds a verdict rests on, after what share of the rounds, and where rows have none in common."""
+    """How many seeds a verdict rests on, after what share of the rounds, with how many of them it holds, and where rows
+    have none in common."""
     seeds, shares = _span([pair.seeds for pair in held.pairs]), _span([100 * pair.share for pair in held.pairs], "%")
     apart = sum(pair.apart for pair in held.pairs)
     unlike = f"; {apart} of {len(held.pairs)} pairs share no seed" if apart else ""
-    return f"{seeds}, {shares}{unlike}" if held.pairs else "–"
+    each = f"; {held.seed_by_seed}" if held.seed_by_seed else ""
+    return f"{seeds}, {shares}{each}{unlike}" if held.pairs else "–"
 
 
 def grids(table: Table, ours: dict[tuple[str, str, str], Found]) -> Iterator[tuple[list[str], list[list[str]]]]:

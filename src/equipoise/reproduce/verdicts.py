@@ -65,6 +65,16 @@ class Held:
     pairs: Sequence[Pair] = ()
     """All that was compared."""
 
+    @property
+    def seed_by_seed(self) -> str:
+        """How often it holds where two rows, or a row and a number, are held against each other under one seed.
+
+        A verdict is about means: it says nothing of how sure it is. Empty where one seed is all there is.
+        """
+        paired = [pair for pair in self.pairs if not pair.apart]
+        several = any(pair.seeds > 1 for pair in paired)
+        return f"seed by seed {sum(p.better for p in paired)} of {sum(p.seeds for p in paired)}" if several else ""
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -78,6 +88,8 @@ class Pair:
     """Of the rounds."""
     apart: bool = False
     """Whether the two rows share no seed, so that the scenarios differ too."""
+    better: int = 0
+    """With how many of these seeds the claim holds; 0 if the two rows share none."""
 
 
 def found(table: Table, record: Record) -> dict[tuple[str, str, str], Found]:
@@ -194,10 +206,18 @@ def _paired(ours: dict[tuple[str, str, str], Found], row: str, other: str | None
     share = max(both)
     own, theirs = runs[0][share], runs[-1][share]
     if other is None:
-        return Pair(_mean(own.values()), float(claim.than), len(own), share)  # type: ignore[arg-type]
+        asked = float(claim.than)  # type: ignore[arg-type]
+        reached = sum(_ahead(claim, value, asked) >= 0 for value in own.values())
+        return Pair(_mean(own.values()), asked, len(own), share, better=reached)
     if seeds := own.keys() & theirs.keys():
-        return Pair(_mean(own[s] for s in seeds), _mean(theirs[s] for s in seeds), len(seeds), share)
+        better = sum(_ahead(claim, own[s], theirs[s]) > 0 for s in seeds)
+        return Pair(_mean(own[s] for s in seeds), _mean(theirs[s] for s in seeds), len(seeds), share, better=better)
     return Pair(_mean(own.values()), _mean(theirs.values()), min(len(own), len(theirs)), share, apart=True)
+
+
+def _ahead(claim: Claim, own: float, other: float) -> float:
+    """By how much the claim holds; below 0 if it does not."""
+    return (other - own if claim.less else own - other) - claim.by
 
 
 def _unlike(ours: dict[tuple[str, str, str], Found], measure: str, column: str, *rows: str) -> bool:
