@@ -27,6 +27,7 @@ from equipoise.engine.cautions import cautions
 from equipoise.engine.phases import phase
 from equipoise.engine.run import Simulation
 from equipoise.engine.server import RoundRecord
+from equipoise.engine.waiting import Alone, told
 from equipoise.errors import EquipoiseError
 from equipoise.provenance import essence
 from equipoise.results import MemoryRun, Result, RunFolder
@@ -62,6 +63,8 @@ class Progress:
     note: str = ""
     accuracy: float | None = None
     """Mean accuracy of the last evaluation."""
+    stage: str = ""
+    """What goes on that is no round, in words."""
 
 
 @dataclass
@@ -158,7 +161,7 @@ class Course:
             for text in cautions(self.experiment.method, s.attack, s.admission, s.federation.n_clients):
                 self.folder.log(f"warning: {text}")
         self.folder.mark("running", simulation.round)
-        with _interrupts() as interrupted:
+        with _interrupts() as interrupted, told(self._alone):
             while simulation.round < rounds and self.stopped is None:
                 self._round()
                 if interrupted():
@@ -205,6 +208,11 @@ class Course:
         if self.progress:
             accuracy = self.series[-1].get("accuracy_mean") if self.series else None
             self.progress(Progress(done, rounds, time.monotonic() - self.began, record.skipped, accuracy))
+
+    def _alone(self, alone: Alone) -> None:
+        if self.progress:
+            done, rounds = self.simulation.round, self.experiment.scenario.train.rounds
+            self.progress(Progress(done, rounds, time.monotonic() - self.began, stage=str(alone)))
 
     def _due(self, done: int, last: bool) -> bool:
         """Whether a checkpoint is; who keeps a point of a run in memory has no use for it once that has ended."""

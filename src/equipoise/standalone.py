@@ -25,6 +25,7 @@ from equipoise.data.find import cache as user_cache
 from equipoise.engine.clients import steady
 from equipoise.engine.run import Scenario, Simulation
 from equipoise.engine.settings import Participation, Run
+from equipoise.engine.waiting import tell
 from equipoise.errors import EquipoiseError
 from equipoise.methods.local import local
 from equipoise.metrics import Evaluation, Floats, collaborative
@@ -137,7 +138,7 @@ def standalone(scenario: Scenario, run: Run, rounds: int | None = None) -> Float
     """[N]: every client's test accuracy after training alone in each of `rounds` (None: as in the scenario)."""
     train = scenario.train if rounds is None else replace(scenario.train, rounds=rounds)
     everyone = replace(scenario, train=train, participation=Participation())
-    return _received(_finished(everyone, local(), run))
+    return _received(_finished(everyone, local(), run, alone=True))
 
 
 def collaborative_fairness(
@@ -158,11 +159,14 @@ def collaborative_fairness(
     return {**correlation, "standalone": alone, "received": received}
 
 
-def _finished(scenario: Scenario, method: Method, run: Run) -> Simulation:
+def _finished(scenario: Scenario, method: Method, run: Run, *, alone: bool = False) -> Simulation:
     simulation = Simulation(scenario, method, run)
-    for _ in range(scenario.train.rounds):
+    everyone = torch.arange(simulation.n_clients)
+    for done in range(scenario.train.rounds):
         if simulation.step().stop is not None:
             break
+        if alone:
+            tell(done + 1, scenario.train.rounds, len(everyone), everyone, "round")
     simulation.finish()
     return simulation
 

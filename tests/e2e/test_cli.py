@@ -323,6 +323,17 @@ def test_quiet_progress_is_none_and_verbose_has_every_round(capsys: pytest.Captu
     assert len(capsys.readouterr().err.splitlines()) == 50
 
 
+@pytest.mark.parametrize("verbose", [True, False])
+def test_what_comes_before_the_rounds_is_told_now_and_then(capsys: pytest.CaptureFixture[str], verbose: bool) -> None:
+    with progress(quiet=False, verbose=verbose) as report:
+        assert report is not None
+        for i in range(100):
+            report(Progress(0, 2, 1.0, stage=f"training alone: epoch {i}"))
+        report(Progress(1, 2, 2.0))
+    lines = ["training alone: epoch 0  1.0 s", "round 1/2  2.0 s"]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
 def test_on_a_terminal_progress_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with progress(quiet=False, verbose=False) as report:

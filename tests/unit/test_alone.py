@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from equipoise.at import Schedule, Stop
+from equipoise.core import Method
 from equipoise.engine import clients
 from equipoise.engine.clients import Done, Executor
 from equipoise.engine.replay import Replay
+from equipoise.engine.settings import Run
+from equipoise.engine.waiting import Alone, told
+from equipoise.standalone import collaborative_fairness, standalone
 from equipoise.streams import Stream
 from tests.small import federation, simulation
 
@@ -89,3 +93,24 @@ def test_played_back_it_comes_to_the_same(batch: int | None, monkeypatch: pytest
     (replay,) = made
     assert replay.clients == {5, 3, 2, 1} and replay.batch == (batch or 9)
     assert not replay.reasons and replay._made
+
+
+def test_who_waits_is_told_after_every_window_until_all_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Alone] = []
+    with told(heard.append):
+        reached([[8, 4, 3.9, 0], [8, 4, 2, 1, 0.99, 0]], monkeypatch)
+    reached([[8, 4, 3.9, 0]], monkeypatch)  # and nobody waits any more
+    assert [(a.done, a.busy) for a in heard] == [(3, 2), (6, 1), (9, 1), (12, 0)]
+    assert str(heard[1]) == "training alone: epoch 6 of at most 30, 1 of 2 clients left"
+    assert str(replace(heard[1], ids=[7])) == "training alone: epoch 6 of at most 30, client 7"
+
+
+def test_rounds_alone_are_told_and_rounds_together_are_not() -> None:
+    scenario, run = simulation(fed=federation([4, 6])).scenario, Run()
+    heard: list[Alone] = []
+    with told(heard.append):
+        standalone(scenario, run, 3)
+        assert [(a.unit, a.done, a.most, len(a.ids)) for a in heard] == [("round", i, 3, 2) for i in (1, 2, 3)]
+        heard.clear()
+        collaborative_fairness(scenario, run, Method())
+    assert [a.done for a in heard] == list(range(1, scenario.train.rounds + 1))  # of standalone in it, once

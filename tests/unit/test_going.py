@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
@@ -19,6 +20,7 @@ from equipoise.audit.going import Going, during, lines, progress, read, watched
 from equipoise.audit.runner import Step, execute_all
 from equipoise.audit.sweep import load, run
 from equipoise.cli import steps as cli
+from equipoise.engine.waiting import tell
 from equipoise.errors import EquipoiseError
 from equipoise.reproduce.runner import Wanted
 from tests.unit.test_reproduce import folder_with
@@ -64,6 +66,20 @@ def test_a_job_is_told_of_from_its_beginning_to_its_end(tmp_path: Path, folder: 
     during(folder, "a b/c", job)
     assert [(g.name, g.round, g.rounds) for g in seen] == [("a b/c", 0, 0), ("a b/c", 7, 50)]
     assert seen[0].began == seen[1].began and read(tmp_path) == [] and list(folder.iterdir()) == []
+
+
+def test_a_job_whose_clients_train_alone_says_so(tmp_path: Path, folder: Path) -> None:
+    seen: list[Going] = []
+
+    def job() -> None:
+        tell(300, 2000, 7, torch.arange(10))
+        seen.extend(read(tmp_path))
+        progress(at(7))  # the run that comes after it
+        seen.extend(read(tmp_path))
+
+    during(folder, "a", job)
+    stage = "training alone: epoch 300 of at most 2000, 7 of 10 clients left"
+    assert [(g.round, g.rounds, g.stage) for g in seen] == [(300, 2000, stage), (7, 50, "")]
 
 
 def test_a_job_that_fails_leaves_no_line_and_no_job_has_none(tmp_path: Path, folder: Path) -> None:
@@ -191,6 +207,8 @@ def test_long_runs_are_told_of_at_tenths_in_plain_lines(
         "going on: long, round 5/50, 3 min so far",
         "going on: long, round 49/50, 3 min so far",
     ]
+    tell([Going("apart", now - 90, 300, 2000, "training alone"), Going("apart", now - 90, 301, 2000, "training alone")])
+    assert capsys.readouterr().err.splitlines() == ["going on: apart, training alone, 2 min so far"]
 
 
 def test_on_a_terminal_every_run_that_is_going_on_has_a_bar() -> None:
@@ -201,6 +219,8 @@ def test_on_a_terminal_every_run_that_is_going_on_has_a_bar() -> None:
         bars.going([Going("second [0]", 0.0, 12, 50), Going("third", 0.0)])
         shown = [(task.completed, task.total, task.fields["what"]) for task in screen.tasks]
         assert shown == [(1, 3, "first"), (12, 50, "second [0]"), (0, None, "third")]
+        bars.going([Going("third", 0.0, 300, 2000, "training alone")])
+        assert screen.tasks[-1].fields["what"] == "third  training alone"
         bars.going([Going("third", 0.0, 2, 5)])
         bars.step(Step(2, 3, "second", "failed: why"))
         shown = [(task.completed, task.total, task.fields["what"]) for task in screen.tasks]

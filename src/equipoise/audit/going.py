@@ -19,6 +19,7 @@ from pathlib import Path
 from equipoise import files
 from equipoise.audit.engines import Job
 from equipoise.course import Progress
+from equipoise.engine.waiting import Alone, told
 from equipoise.errors import EquipoiseError
 
 _SELDOM = 2.0  # seconds between two lines of a job
@@ -36,6 +37,8 @@ class Going:
     round: int = 0
     rounds: int = 0
     """0: it has none."""
+    stage: str = ""
+    """What goes on that is no round, in words; rounds may then be epochs."""
 
 
 @dataclass
@@ -45,6 +48,13 @@ class _Line:
     path: Path
     last: Going
     due: float = 0.0
+
+    def at(self, round: int, rounds: int, stage: str) -> None:
+        if time.monotonic() >= self.due:
+            self.write(replace(self.last, round=round, rounds=rounds, stage=stage))
+
+    def alone(self, at: Alone) -> None:
+        self.at(at.done, at.most, str(at))
 
     def write(self, now: Going) -> None:
         self.last, self.due = now, time.monotonic() + _SELDOM
@@ -63,7 +73,8 @@ def during(folder: Path, name: str, job: Job) -> None:
     line.write(line.last)
     before = _line.set(line)
     try:
-        job()
+        with told(line.alone):
+            job()
     finally:
         _line.reset(before)
         with suppress(OSError):
@@ -73,8 +84,8 @@ def during(folder: Path, name: str, job: Job) -> None:
 def progress(at: Progress) -> None:
     """What the runs of a job report to."""
     line = _line.get()
-    if line is not None and time.monotonic() >= line.due:
-        line.write(replace(line.last, round=at.round, rounds=at.rounds))
+    if line is not None:
+        line.at(at.round, at.rounds, at.stage)
 
 
 @contextmanager

@@ -60,7 +60,8 @@ class _Bars:
         for job in jobs:
             if job.name not in self.one:
                 self.one[job.name] = self.screen.add_task("", total=None, what=job.name)
-            self.screen.update(self.one[job.name], total=job.rounds or None, completed=job.round)
+            what = f"{job.name}  {job.stage}".rstrip()
+            self.screen.update(self.one[job.name], total=job.rounds or None, completed=job.round, what=what)
 
 
 class _Tenths:
@@ -74,5 +75,6 @@ class _Tenths:
             tenth, seconds = 10 * job.round // max(1, job.rounds), time.time() - job.began
             if self.told.get(job.name, -1) < tenth < 10 and seconds >= _LONG:
                 self.told[job.name] = tenth
-                where = f"round {job.round}/{job.rounds}, " if job.rounds else ""
+                where = job.stage or (f"round {job.round}/{job.rounds}" if job.rounds else "")
+                where += ", " if where else ""
                 say(f"going on: {job.name}, {where}{seconds / 60:.0f} min so far")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ import typer
 from equipoise.errors import EquipoiseError
 
 _NAMED = 3  # jobs with the same error; others are counted
+_SELDOM = 10.0  # seconds between two lines about what comes before the rounds
 _LARGE = 1e6  # numbers from here on are told by their first digits
 
 if TYPE_CHECKING:
@@ -156,10 +159,15 @@ def _bar() -> Iterator[Report]:
 
 
 def _lines(verbose: bool) -> Report:
-    told = -1
+    told, due = -1, -math.inf
 
     def report(at: Progress) -> None:
-        nonlocal told
+        nonlocal told, due
+        if at.stage:  # which may change many times a second
+            if time.monotonic() >= due:
+                due = time.monotonic() + _SELDOM
+                say(f"{at.stage}  {at.seconds:.1f} s")
+            return
         share = at.round if verbose else at.round * 20 // max(1, at.rounds)
         if share != told:
             told = share
@@ -169,5 +177,7 @@ def _lines(verbose: bool) -> Report:
 
 
 def _note(at: Progress) -> str:
+    if at.stage:
+        return at.stage
     accuracy = "" if at.accuracy is None else f"accuracy {at.accuracy:.4f}  "
     return accuracy + at.note

@@ -27,6 +27,7 @@ from equipoise.engine.replay import Replay
 from equipoise.engine.risk import risk
 from equipoise.engine.store import Seen
 from equipoise.engine.view import View, World
+from equipoise.engine.waiting import tell
 from equipoise.layout import all_at_hand, finite_rows
 from equipoise.questions import part
 from equipoise.streams import Stream
@@ -218,6 +219,7 @@ class Executor:
             steep = (loss - last[at]).abs() > stop.tolerance * last[at].abs()
             last[at] = loss
             busy = busy[(steep & loss.isfinite()).cpu()]
+            tell(epoch + window.epochs, stop.cap, len(busy), ids)
             if len(busy) == 0:
                 break
         return kept
