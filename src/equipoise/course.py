@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,8 +63,8 @@ class Progress:
     note: str = ""
     accuracy: float | None = None
     """Mean accuracy of the last evaluation."""
-    stage: str = ""
-    """What goes on that is no round, in words."""
+    alone: Alone | None = None
+    """Clients that train alone at the moment, before a round or for one."""
 
 
 @dataclass
@@ -161,7 +161,7 @@ class Course:
             for text in cautions(self.experiment.method, s.attack, s.admission, s.federation.n_clients):
                 self.folder.log(f"warning: {text}")
         self.folder.mark("running", simulation.round)
-        with _interrupts() as interrupted, told(self._alone):
+        with _interrupts() as interrupted, told(self._alone) if self.progress else nullcontext():
             while simulation.round < rounds and self.stopped is None:
                 self._round()
                 if interrupted():
@@ -210,9 +210,9 @@ class Course:
             self.progress(Progress(done, rounds, time.monotonic() - self.began, record.skipped, accuracy))
 
     def _alone(self, alone: Alone) -> None:
-        if self.progress:
-            done, rounds = self.simulation.round, self.experiment.scenario.train.rounds
-            self.progress(Progress(done, rounds, time.monotonic() - self.began, stage=str(alone)))
+        assert self.progress is not None
+        done, rounds = self.simulation.round, self.experiment.scenario.train.rounds
+        self.progress(Progress(done, rounds, time.monotonic() - self.began, alone=alone))
 
     def _due(self, done: int, last: bool) -> bool:
         """Whether a checkpoint is; who keeps a point of a run in memory has no use for it once that has ended."""

@@ -166,7 +166,7 @@ def _finished(scenario: Scenario, method: Method, run: Run, *, alone: bool = Fal
         if simulation.step().stop is not None:
             break
         if alone:
-            tell(done + 1, scenario.train.rounds, len(everyone), everyone, "round")
+            tell(done + 1, scenario.train.rounds, everyone, unit="round")
     simulation.finish()
     return simulation
 

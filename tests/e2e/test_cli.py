@@ -20,6 +20,7 @@ from equipoise.cli import app
 from equipoise.cli.parts import show
 from equipoise.cli.terminal import guarded, progress
 from equipoise.config import dump, load
+from equipoise.engine.waiting import Alone
 from equipoise.experiment import Progress
 
 EXAMPLE = """
@@ -328,9 +329,9 @@ def test_what_comes_before_the_rounds_is_told_now_and_then(capsys: pytest.Captur
     with progress(quiet=False, verbose=verbose) as report:
         assert report is not None
         for i in range(100):
-            report(Progress(0, 2, 1.0, stage=f"training alone: epoch {i}"))
+            report(Progress(0, 2, 1.0, alone=Alone(i, 500, [3])))
         report(Progress(1, 2, 2.0))
-    lines = ["training alone: epoch 0  1.0 s", "round 1/2  2.0 s"]
+    lines = ["training alone: epoch 0 of at most 500, client 3  1.0 s", "round 1/2  2.0 s"]
     assert capsys.readouterr().err.splitlines() == lines
 
 

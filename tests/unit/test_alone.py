@@ -111,6 +111,7 @@ def test_rounds_alone_are_told_and_rounds_together_are_not() -> None:
     with told(heard.append):
         standalone(scenario, run, 3)
         assert [(a.unit, a.done, a.most, len(a.ids)) for a in heard] == [("round", i, 3, 2) for i in (1, 2, 3)]
+        assert str(heard[2]) == "training alone: round 3 of at most 3, 2 clients"
         heard.clear()
         collaborative_fairness(scenario, run, Method())
     assert [a.done for a in heard] == list(range(1, scenario.train.rounds + 1))  # of standalone in it, once

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from equipoise.audit.going import Going, during, lines, progress, read, watched
 from equipoise.audit.runner import Step, execute_all
 from equipoise.audit.sweep import load, run
 from equipoise.cli import steps as cli
-from equipoise.engine.waiting import tell
+from equipoise.engine.waiting import Alone, tell
 from equipoise.errors import EquipoiseError
 from equipoise.reproduce.runner import Wanted
 from tests.unit.test_reproduce import folder_with
@@ -72,14 +73,17 @@ def test_a_job_whose_clients_train_alone_says_so(tmp_path: Path, folder: Path) -
     seen: list[Going] = []
 
     def job() -> None:
-        tell(300, 2000, 7, torch.arange(10))
+        tell(300, 2000, torch.arange(10), 7)
         seen.extend(read(tmp_path))
-        progress(at(7))  # the run that comes after it
+        progress(replace(at(0), alone=Alone(100, 500, [3])))  # of a run that comes after it
+        seen.extend(read(tmp_path))
+        progress(at(7))
         seen.extend(read(tmp_path))
 
     during(folder, "a", job)
-    stage = "training alone: epoch 300 of at most 2000, 7 of 10 clients left"
-    assert [(g.round, g.rounds, g.stage) for g in seen] == [(300, 2000, stage), (7, 50, "")]
+    first = "training alone: epoch 300 of at most 2000, 7 of 10 clients left"
+    then = "training alone: epoch 100 of at most 500, client 3"
+    assert [(g.round, g.rounds, g.stage) for g in seen] == [(300, 2000, first), (100, 500, then), (7, 50, "")]
 
 
 def test_a_job_that_fails_leaves_no_line_and_no_job_has_none(tmp_path: Path, folder: Path) -> None:
@@ -207,8 +211,14 @@ def test_long_runs_are_told_of_at_tenths_in_plain_lines(
         "going on: long, round 5/50, 3 min so far",
         "going on: long, round 49/50, 3 min so far",
     ]
-    tell([Going("apart", now - 90, 300, 2000, "training alone"), Going("apart", now - 90, 301, 2000, "training alone")])
-    assert capsys.readouterr().err.splitlines() == ["going on: apart, training alone, 2 min so far"]
+
+
+def test_rounds_after_training_alone_are_told_as_well_and_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    lines, now = cli._Tenths(), time.time()
+    for done, stage in ((1800, "alone"), (1801, "alone"), (100, ""), (1900, "alone again"), (300, "")):
+        lines([Going("a", now - 90, done, 2000, stage)])
+    told = ["alone", "round 100/2000", "round 300/2000"]
+    assert capsys.readouterr().err.splitlines() == [f"going on: a, {where}, 2 min so far" for where in told]
 
 
 def test_on_a_terminal_every_run_that_is_going_on_has_a_bar() -> None:

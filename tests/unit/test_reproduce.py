@@ -287,6 +287,7 @@ def test_rows_that_share_no_seed_are_compared_and_the_page_says_so(table: Table,
         ((0.2, -0.1), "holds", "seed by seed 2 of 4"),  # the means say so, one seed of two does not
         ((0.2, 0.1), "holds", "seed by seed 4 of 4"),
         ((0.2, 0.0), "holds", "seed by seed 2 of 4"),  # equals are not better
+        ((0.2, 1e-15), "holds", "seed by seed 2 of 4"),  # nor are sums in another order
         ((-0.2, 0.1), "does not hold", "seed by seed 2 of 4"),
     ],
 )
@@ -301,6 +302,22 @@ def test_a_verdict_on_means_says_how_many_seeds_agree(
     (claim,) = held(table, found(table, record))
     assert (claim.verdict, claim.seed_by_seed) == (verdict, told)
     assert f"| {verdict} | 2, 100%; {told} |" in section(table, record)
+
+
+def test_seed_by_seed_the_whole_claim_is_counted_where_all_rows_have_the_seed(tmp_path: Path) -> None:
+    third = '[rows.third]\ntitle = "Third"\nset.method = { name = "fedprox", mu = 0.2 }\n'
+    table = load("nobody/one", folder_with(tmp_path / "experiments", TABLE.replace("[[claims]]", third + "[[claims]]")))
+    record = Record(table, tmp_path)
+    accuracy = {"fedavg": (0.5, 0.5, 0.5), "fedprox": (0.6, 0.6, 0.6), "third": (0.55, 0.65)}  # no third seed
+    for cell in table.cells:
+        for seed, value in enumerate(accuracy[cell.row]):
+            leave(record.inbox, entry(replace(cell, seed=seed), value))
+    record.take_in()
+    (claim,) = held(table, found(table, record))
+    assert [list(column) for column in claim.each] == [
+        [True, False]
+    ] * 2  # each beats FedAvg, one the third row as well
+    assert claim.seed_by_seed == "seed by seed 2 of 4"
 
 
 def test_a_number_that_is_asked_for_is_reached_seed_by_seed(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class Going:
     rounds: int = 0
     """0: it has none."""
     stage: str = ""
-    """What goes on that is no round, in words; rounds may then be epochs."""
+    """What goes on that is no round, in words; `round` and `rounds` are then its own, such as epochs."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class _Line:
     last: Going
     due: float = 0.0
 
-    def at(self, round: int, rounds: int, stage: str) -> None:
+    def at(self, round: int, rounds: int, stage: str = "") -> None:
         if time.monotonic() >= self.due:
             self.write(replace(self.last, round=round, rounds=rounds, stage=stage))
 
@@ -85,7 +85,10 @@ def progress(at: Progress) -> None:
     """What the runs of a job report to."""
     line = _line.get()
     if line is not None:
-        line.at(at.round, at.rounds, at.stage)
+        if at.alone:
+            line.alone(at.alone)
+        else:
+            line.at(at.round, at.rounds)
 
 
 @contextmanager

@@ -68,13 +68,15 @@ class _Tenths:
     """A line about every job that takes long, and another for every tenth of its rounds but the last."""
 
     def __init__(self) -> None:
-        self.told: dict[str, int] = {}
+        self.told: dict[tuple[str, bool], int] = {}
+        """By job, and whether it was at its rounds or at something else."""
 
     def __call__(self, jobs: Sequence[Going]) -> None:
         for job in jobs:
             tenth, seconds = 10 * job.round // max(1, job.rounds), time.time() - job.began
-            if self.told.get(job.name, -1) < tenth < 10 and seconds >= _LONG:
-                self.told[job.name] = tenth
+            at = (job.name, bool(job.stage))
+            if self.told.get(at, -1) < tenth < 10 and seconds >= _LONG:
+                self.told[at] = tenth
                 where = job.stage or (f"round {job.round}/{job.rounds}" if job.rounds else "")
                 where += ", " if where else ""
                 say(f"going on: {job.name}, {where}{seconds / 60:.0f} min so far")

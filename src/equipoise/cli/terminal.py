@@ -163,10 +163,10 @@ def _lines(verbose: bool) -> Report:
 
     def report(at: Progress) -> None:
         nonlocal told, due
-        if at.stage:  # which may change many times a second
+        if at.alone:  # which may change many times a second
             if time.monotonic() >= due:
                 due = time.monotonic() + _SELDOM
-                say(f"{at.stage}  {at.seconds:.1f} s")
+                say(f"{at.alone}  {at.seconds:.1f} s")
             return
         share = at.round if verbose else at.round * 20 // max(1, at.rounds)
         if share != told:
@@ -177,7 +177,7 @@ def _lines(verbose: bool) -> Report:
 
 
 def _note(at: Progress) -> str:
-    if at.stage:
-        return at.stage
+    if at.alone:
+        return str(at.alone)
     accuracy = "" if at.accuracy is None else f"accuracy {at.accuracy:.4f}  "
     return accuracy + at.note

@@ -219,7 +219,7 @@ class Executor:
             steep = (loss - last[at]).abs() > stop.tolerance * last[at].abs()
             last[at] = loss
             busy = busy[(steep & loss.isfinite()).cpu()]
-            tell(epoch + window.epochs, stop.cap, len(busy), ids)
+            tell(epoch + window.epochs, stop.cap, ids, len(busy))
             if len(busy) == 0:
                 break
         return kept

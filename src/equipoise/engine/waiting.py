@@ -23,13 +23,14 @@ class Alone:
     done: int
     most: int
     """Epochs or rounds; they may be done before."""
-    busy: int
-    """How many of `ids` still train."""
     ids: Sequence[int]
+    busy: int | None = None
+    """How many of them still train; None: all do until the end."""
     unit: str = "epoch"
 
     def __str__(self) -> str:
-        who = f"{self.busy} of {len(self.ids)} clients left" if len(self.ids) > 1 else f"client {self.ids[0]}"
+        many = f"{len(self.ids)} clients" if self.busy is None else f"{self.busy} of {len(self.ids)} clients left"
+        who = many if len(self.ids) > 1 else f"client {self.ids[0]}"
         return f"training alone: {self.unit} {self.done} of at most {self.most}, {who}"
 
 
@@ -47,8 +48,8 @@ def told(listener: Listener) -> Iterator[None]:
         _listener.reset(before)
 
 
-def tell(done: int, most: int, busy: int, ids: Tensor, unit: str = "epoch") -> None:
+def tell(done: int, most: int, ids: Tensor, busy: int | None = None, unit: str = "epoch") -> None:
     """What whoever trains clients alone says of it."""
     listener = _listener.get()
     if listener is not None:
-        listener(Alone(done, most, busy, ids.tolist(), unit))
+        listener(Alone(done, most, ids.tolist(), busy, unit))

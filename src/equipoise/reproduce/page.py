@@ -21,8 +21,9 @@ _LEGEND = (
     "tolerance given with the table; ? farther away, and within two standard errors: so few seeds do not tell; ↑ ours "
     "is higher; ↓ ours is lower; – not given, or not measured; in 2 of 3: the other runs gave no such number. A claim "
     "compares two rows over the seeds that both have, or over all of each where they share none, after equally many "
-    "rounds. Beside it stand how many seeds that were, and after what share of the paper's rounds; and where it does "
-    "not hold, the two means, the second moved by the claim's margin."
+    "rounds. Beside it stand how many seeds that were, and after what share of the paper's rounds; seed by seed, in "
+    "how many columns and seeds it holds of all rows at once; and where it does not hold, the two means, the second "
+    "moved by the claim's margin."
 )
 
 

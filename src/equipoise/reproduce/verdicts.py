@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -65,15 +65,17 @@ class Held:
     pairs: Sequence[Pair] = ()
     """All that was compared."""
 
+    each: Sequence[Sequence[bool]] = ()
+    """By column: whether it holds of all that was compared, for every seed that all of it has."""
+
     @property
     def seed_by_seed(self) -> str:
-        """How often it holds where two rows, or a row and a number, are held against each other under one seed.
+        """In how many columns and seeds the whole claim holds, where there are several seeds.
 
-        A verdict is about means: it says nothing of how sure it is. Empty where one seed is all there is.
+        A verdict is about means, and does not tell whether one seed makes them.
         """
-        paired = [pair for pair in self.pairs if not pair.apart]
-        several = any(pair.seeds > 1 for pair in paired)
-        return f"seed by seed {sum(p.better for p in paired)} of {sum(p.seeds for p in paired)}" if several else ""
+        several = any(len(column) > 1 for column in self.each)
+        return f"seed by seed {sum(map(sum, self.each))} of {sum(map(len, self.each))}" if several else ""
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ class Pair:
     """Of the rounds."""
     apart: bool = False
     """Whether the two rows share no seed, so that the scenarios differ too."""
-    better: int = 0
-    """With how many of these seeds the claim holds; 0 if the two rows share none."""
+    by_seed: Mapping[int, bool] = field(default_factory=dict)
+    """Whether the claim holds of the two, for every seed that they share."""
 
 
 def found(table: Table, record: Record) -> dict[tuple[str, str, str], Found]:
@@ -117,6 +119,7 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
     short = 0  # columns in which it neither fails nor quite holds
     made: list[tuple[str, str]] = []
     compared: list[Pair] = []
+    each: list[list[bool]] = []
     for column in claim.columns or table.head.columns:
         title = table.head.columns[column].title
         made += _comparisons(table, ours, claim.measure, column, row, rivals)
@@ -129,15 +132,17 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
         if not pairs:
             continue
         compared += pairs
-        hardest = max(pairs, key=lambda pair: sign * (pair.own - pair.other))
-        own, other = hardest.own, hardest.other
-        bound = other - sign * claim.by
-        if own == bound and rivals != [None]:
+        shared = set.intersection(*(set(pair.by_seed) for pair in pairs))
+        each.append([all(pair.by_seed[seed] for pair in pairs) for seed in sorted(shared)])
+        hardest = min(pairs, key=lambda pair: _ahead(claim, pair.own, pair.other))
+        own, ahead = hardest.own, _ahead(claim, hardest.own, hardest.other)
+        bound = hardest.other - sign * claim.by
+        if ahead == 0 and rivals != [None]:
             short += 1
             told.append(f"{title}: both {own:.4g}" if not claim.by else f"{title}: {own:.4g}, just {bound:.4g}")
             continue
         never = _never(ours, row, column, claim.measure)
-        outcomes.append(sign * own <= sign * bound)
+        outcomes.append(ahead >= 0)
         if not outcomes[-1]:
             told.append(f"{title}: {own:.4g} against {bound:.4g}")
         elif never:
@@ -146,12 +151,12 @@ def _held(claim: Claim, table: Table, ours: dict[tuple[str, str, str], Found]) -
     missing, *unlike = (_named(made, why) for why in (_MISSING, _NONE, _UNLIKE))
     left = [text for text in unlike if text]
     if not outcomes:
-        return Held(claim, "undecided" if told else "not measured", "; ".join([*told, *left]), compared)
+        return Held(claim, "undecided" if told else "not measured", "; ".join([*told, *left]), compared, each)
     left = [missing, *left] if missing else left
     verdict = "holds in part" if any(outcomes) else "does not hold"
     if all(outcomes) and not short:
         verdict = "holds so far" if left else "holds"
-    return Held(claim, verdict, "; ".join([*told, *left]), compared)
+    return Held(claim, verdict, "; ".join([*told, *left]), compared, each)
 
 
 def _comparisons(
@@ -207,17 +212,17 @@ def _paired(ours: dict[tuple[str, str, str], Found], row: str, other: str | None
     own, theirs = runs[0][share], runs[-1][share]
     if other is None:
         asked = float(claim.than)  # type: ignore[arg-type]
-        reached = sum(_ahead(claim, value, asked) >= 0 for value in own.values())
-        return Pair(_mean(own.values()), asked, len(own), share, better=reached)
+        reached = {seed: _ahead(claim, value, asked) >= 0 for seed, value in own.items()}
+        return Pair(_mean(own.values()), asked, len(own), share, by_seed=reached)
     if seeds := own.keys() & theirs.keys():
-        better = sum(_ahead(claim, own[s], theirs[s]) > 0 for s in seeds)
-        return Pair(_mean(own[s] for s in seeds), _mean(theirs[s] for s in seeds), len(seeds), share, better=better)
+        better = {s: _ahead(claim, own[s], theirs[s]) > 0 for s in seeds}
+        return Pair(_mean(own[s] for s in seeds), _mean(theirs[s] for s in seeds), len(seeds), share, by_seed=better)
     return Pair(_mean(own.values()), _mean(theirs.values()), min(len(own), len(theirs)), share, apart=True)
 
 
 def _ahead(claim: Claim, own: float, other: float) -> float:
-    """By how much the claim holds; below 0 if it does not."""
-    return (other - own if claim.less else own - other) - claim.by
+    """By how much the claim holds; below 0 if it does not. Sums of the same numbers in another order are equal."""
+    return round((other - own if claim.less else own - other) - claim.by, 12)
 
 
 def _unlike(ours: dict[tuple[str, str, str], Found], measure: str, column: str, *rows: str) -> bool:
