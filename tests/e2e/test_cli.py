@@ -331,7 +331,7 @@ def test_what_comes_before_the_rounds_is_told_now_and_then(capsys: pytest.Captur
         for i in range(100):
             report(Progress(0, 2, 1.0, alone=Alone(i, 500, [3])))
         report(Progress(1, 2, 2.0))
-    lines = ["training alone: epoch 0 of at most 500, client 3  1.0 s", "round 1/2  2.0 s"]
+    lines = ["training alone, epoch 0/500, client 3  1.0 s", "round 1/2  2.0 s"]
     assert capsys.readouterr().err.splitlines() == lines
 
 

@@ -101,8 +101,8 @@ def test_who_waits_is_told_after_every_window_until_all_are_done(monkeypatch: py
         reached([[8, 4, 3.9, 0], [8, 4, 2, 1, 0.99, 0]], monkeypatch)
     reached([[8, 4, 3.9, 0]], monkeypatch)  # and nobody waits any more
     assert [(a.done, a.busy) for a in heard] == [(3, 2), (6, 1), (9, 1), (12, 0)]
-    assert str(heard[1]) == "training alone: epoch 6 of at most 30, 1 of 2 clients left"
-    assert str(replace(heard[1], ids=[7])) == "training alone: epoch 6 of at most 30, client 7"
+    assert str(heard[1]) == "training alone, epoch 6/30, 1 of 2 left"
+    assert str(replace(heard[1], ids=[7])) == "training alone, epoch 6/30, client 7"
 
 
 def test_rounds_alone_are_told_and_rounds_together_are_not() -> None:
@@ -111,7 +111,7 @@ def test_rounds_alone_are_told_and_rounds_together_are_not() -> None:
     with told(heard.append):
         standalone(scenario, run, 3)
         assert [(a.unit, a.done, a.most, len(a.ids)) for a in heard] == [("round", i, 3, 2) for i in (1, 2, 3)]
-        assert str(heard[2]) == "training alone: round 3 of at most 3, 2 clients"
+        assert str(heard[2]) == "training alone, round 3/3, 2 clients"
         heard.clear()
         collaborative_fairness(scenario, run, Method())
     assert [a.done for a in heard] == list(range(1, scenario.train.rounds + 1))  # of standalone in it, once

@@ -81,8 +81,8 @@ def test_a_job_whose_clients_train_alone_says_so(tmp_path: Path, folder: Path) -
         seen.extend(read(tmp_path))
 
     during(folder, "a", job)
-    first = "training alone: epoch 300 of at most 2000, 7 of 10 clients left"
-    then = "training alone: epoch 100 of at most 500, client 3"
+    first = "training alone, epoch 300/2000, 7 of 10 left"
+    then = "training alone, epoch 100/500, client 3"
     assert [(g.round, g.rounds, g.stage) for g in seen] == [(300, 2000, first), (100, 500, then), (7, 50, "")]
 
 

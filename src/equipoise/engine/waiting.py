@@ -29,9 +29,9 @@ class Alone:
     unit: str = "epoch"
 
     def __str__(self) -> str:
-        many = f"{len(self.ids)} clients" if self.busy is None else f"{self.busy} of {len(self.ids)} clients left"
+        many = f"{len(self.ids)} clients" if self.busy is None else f"{self.busy} of {len(self.ids)} left"
         who = many if len(self.ids) > 1 else f"client {self.ids[0]}"
-        return f"training alone: {self.unit} {self.done} of at most {self.most}, {who}"
+        return f"training alone, {self.unit} {self.done}/{self.most}, {who}"  # short: it stands beside a bar
 
 
 Listener = Callable[[Alone], None]
