@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import equipoise as eq
 from equipoise.at import Schedule, Stop
 from equipoise.core import Method
 from equipoise.engine import clients
@@ -16,6 +17,8 @@ from equipoise.engine.clients import Done, Executor
 from equipoise.engine.replay import Replay
 from equipoise.engine.settings import Run
 from equipoise.engine.waiting import Alone, told
+from equipoise.experiment import Progress
+from equipoise.methods.eagle import eagle
 from equipoise.standalone import collaborative_fairness, standalone
 from equipoise.streams import Stream
 from tests.small import federation, simulation
@@ -115,3 +118,15 @@ def test_rounds_alone_are_told_and_rounds_together_are_not() -> None:
         heard.clear()
         collaborative_fairness(scenario, run, Method())
     assert [a.done for a in heard] == list(range(1, scenario.train.rounds + 1))  # of standalone in it, once
+
+
+def test_a_run_tells_its_own_listener_and_without_one_whoever_listens_around_it() -> None:
+    around: list[Alone] = []
+    shown: list[Progress] = []
+    fed, method = federation([4, 6]), eagle(1.0, tolerance=0.1, window=3, cap=6)
+    with told(around.append):
+        eq.run(fed, method, model="linear", rounds=1, progress=shown.append)
+        assert not around and shown[0].round == 0 and shown[0].alone
+        assert (shown[-1].round, shown[-1].alone) == (1, None)
+        eq.run(fed, method, model="linear", rounds=1)
+    assert around[0].done == 3
