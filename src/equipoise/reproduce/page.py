@@ -85,8 +85,8 @@ def section(table: Table, record: Record) -> str:
 
 
 def _basis(held: Held) -> str:
-    """How many seeds a verdict rests on, after what share of the rounds, with how many of them it holds, and where rows
-    have none in common."""
+    """How many seeds a verdict rests on, after what share of the rounds, in how many columns and seeds it holds, and
+    where rows have no seed in common."""
     seeds, shares = _span([pair.seeds for pair in held.pairs]), _span([100 * pair.share for pair in held.pairs], "%")
     apart = sum(pair.apart for pair in held.pairs)
     unlike = f"; {apart} of {len(held.pairs)} pairs share no seed" if apart else ""

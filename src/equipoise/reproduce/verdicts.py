@@ -64,7 +64,6 @@ class Held:
     """Ours in every column where it does not hold, and what was not compared."""
     pairs: Sequence[Pair] = ()
     """All that was compared."""
-
     each: Sequence[Sequence[bool]] = ()
     """By column: whether it holds of all that was compared, for every seed that all of it has."""
 
